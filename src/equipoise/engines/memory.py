@@ -1,0 +1,98 @@
+"""What methods keep at the clients, in a simulation: one row per client that was seen, and none for the others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equipoise import tree
+from equipoise.errors import TrainingError
+from equipoise.tree import Tree
+
+GIB = 1 << 30
+
+
+class Memories:
+    """What every method of a chain keeps. Each has its own rows: asking all clients for a number must not make room
+    for a model at each of them."""
+
+    def __init__(self, initial: Tree, clients: int, limit: int) -> None:
+        self.methods = {name: ClientMemory(name, own, clients, limit) for name, own in initial.items()}
+
+    def get(self, ids: Tensor) -> Tree:
+        return {name: own.get(ids) for name, own in self.methods.items()}
+
+    def put(self, ids: Tensor, memory: Tree) -> None:
+        for name, new in memory.items():
+            self.methods[name].put(ids, new)
+
+    def save(self) -> Tree:
+        return {name: saved for name, own in self.methods.items() if (saved := own.save())}
+
+    def load(self, saved: Tree) -> None:
+        for name, rows in saved.items():
+            self.methods[name].load(rows)
+
+
+class ClientMemory:
+    """A growing stack of one method's memories. `limit` is the most it may take, in bytes."""
+
+    def __init__(self, name: str, initial: Tree, clients: int, limit: int) -> None:
+        self.name, self.initial, self.limit = name, initial, limit
+        self.row_bytes = tree.nbytes(initial)
+        self.empty = self.row_bytes == 0
+        self.place = torch.full((0 if self.empty else clients,), -1, dtype=torch.int32)
+        self.seen = 0
+        self.stack: Tree = tree.map(lambda leaf: leaf.new_empty(0, *leaf.shape), initial)
+
+    def get(self, ids: Tensor) -> Tree:
+        """The memories of these clients; `initial` for those never seen."""
+        if self.empty:
+            return self.initial
+        place = self.place[ids].long()
+        if self.seen == 0:
+            return tree.map(lambda leaf: leaf.expand(len(ids), *leaf.shape).clone(), self.initial)
+        device = next(tree.leaves(self.initial)).device
+        known, row = (place >= 0).to(device), place.clamp(min=0).to(device)
+
+        def pick(stack: Tensor, initial: Tensor) -> Tensor:
+            return torch.where(known.view(-1, *[1] * initial.dim()), stack[row], initial)
+
+        return tree.map(pick, self.stack, self.initial)
+
+    def put(self, ids: Tensor, memory: Tree) -> None:
+        if self.empty:
+            return
+        new = ids[self.place[ids] < 0]
+        if len(new):
+            self._grow(self.seen + len(new))
+            self.place[new] = torch.arange(self.seen, self.seen + len(new), dtype=torch.int32)
+            self.seen += len(new)
+        rows = self.place[ids].long().to(next(tree.leaves(memory)).device)
+        tree.map(lambda stack, values: stack.index_copy_(0, rows, values), self.stack, memory)
+
+    def _grow(self, rows: int) -> None:
+        have = len(next(tree.leaves(self.stack)))
+        if rows <= have:
+            return
+        if rows * self.row_bytes > self.limit:
+            raise TrainingError(
+                f"train.memory_gib = {self.limit / GIB:g}: {self.name} keeps {self.row_bytes:,} bytes at each client,"
+                f" and {rows:,} clients seen so far need {rows * self.row_bytes / GIB:.2f} GiB;"
+                " raise the limit, or take a smaller model, fewer clients or a method that keeps less"
+            )
+        size = min(max(rows, 2 * have), self.limit // self.row_bytes, len(self.place))
+        self.stack = tree.map(
+            lambda leaf: torch.cat([leaf, leaf.new_empty(size - have, *leaf.shape[1:])]), self.stack
+        )
+
+    def save(self) -> Tree:
+        if self.empty:
+            return {}
+        known = (self.place >= 0).nonzero()[:, 0]
+        return {"clients": known, "rows": self.get(known)} if len(known) else {}
+
+    def load(self, saved: Tree) -> None:
+        if saved and not self.empty:
+            rows = tree.map(lambda leaf, like: leaf.to(like.device), saved["rows"], self.initial)
+            self.put(saved["clients"].cpu(), rows)

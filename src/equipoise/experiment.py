@@ -1,0 +1,166 @@
+"""A training from its first round to its last, with evaluation, the best round, early stopping, and where to resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise import evaluation
+from equipoise.engines import Engine, Stacked, Sums
+from equipoise.errors import ConfigError
+from equipoise.federation import Federation
+from equipoise.method import Chain, Method
+from equipoise.round import State, one_round, start
+from equipoise.tree import Tree
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a training needs to go on from: the server's state, the clients' memories, and the best round yet."""
+
+    state: State
+    memory: Tree
+    best: Tree  # {"params", "buffers"} of the best round
+    notes: dict[str, Any]  # its record, the rounds waited since, the bytes moved
+
+    def trees(self) -> dict[str, Tree]:
+        state = {"params": self.state.params, "buffers": self.state.buffers, "slots": self.state.slots}
+        return {"state": state, "memory": self.memory, "best": self.best}
+
+    @staticmethod
+    def of(trees: dict[str, Tree], round: int, notes: dict[str, Any]) -> Snapshot:
+        saved = trees["state"]
+        state = State(round, saved["params"], saved["buffers"], saved["slots"])
+        return Snapshot(state, trees["memory"], trees["best"], notes)
+
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = 100
+    evaluate_every: int = 1
+    select: str = (
+        "balanced_accuracy"  # what makes a round the best: on validation data, or failing that on the test set
+    )
+    patience: int | None = None  # stop after so many rounds without a better one on validation data
+    target: float | None = None  # report the first round that reaches this accuracy
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known after a round. `snapshot` is only taken when it is asked for."""
+
+    round: int
+    record: Record | None
+    last: bool
+    training: Training
+
+    def snapshot(self) -> Snapshot:
+        return self.training.snapshot()
+
+
+class Training:
+    """Iterate over it to train; each round gives a `Step`."""
+
+    def __init__(
+        self,
+        fed: Federation,
+        method: Method,
+        engine: Engine,
+        settings: Settings,
+        resume: Snapshot | None = None,
+    ) -> None:
+        self.fed, self.chain, self.engine, self.settings = fed, Chain(method), engine, settings
+        if settings.patience is not None and fed.validation is None:
+            raise ConfigError(
+                "train.patience: early stopping needs data.validation, the share of samples held out for it"
+            )
+        self.state = start(fed, self.chain, engine)
+        self.best: Tree = {}
+        self.notes: dict[str, Any] = {"best": None, "waited": 0, "up": 0, "down": 0, "reached": None}
+        if resume is not None:
+            place = engine.place
+            state = resume.state
+            self.state = State(state.round, place(state.params), place(state.buffers), place(state.slots))
+            engine.memory.load(resume.memory)
+            self.best, self.notes = place(resume.best), dict(resume.notes)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.state, self.engine.memory.save(), self.best, dict(self.notes))
+
+    def __iter__(self) -> Iterator[Step]:
+        rounds, every = self.settings.rounds, self.settings.evaluate_every
+        while not self._finished():
+            began = time.perf_counter()
+            self.state, sums = one_round(self.state, self.fed, self.chain, self.engine)
+            done = self.state.round
+            self.notes["up"] += sums.up
+            self.notes["down"] += sums.down
+            record = None
+            if done % every == 0 or done >= rounds:
+                record = self._record(sums, began)
+            yield Step(done, record, self._finished(), self)
+
+    def _finished(self) -> bool:
+        patience = self.settings.patience
+        return self.state.round >= self.settings.rounds or (patience is not None and self.notes["waited"] >= patience)
+
+    def _record(self, sums: Sums, began: float) -> Record:
+        fed, state = self.fed, self.state
+        split = fed.test or fed.validation
+        last = state.round >= self.settings.rounds
+        record: Record = {"round": state.round, "clients": sums.clients, "samples": sums.samples}
+        if split is not None:
+            record |= evaluation.evaluate(self.engine, state.params, state.buffers, split, scores=last)
+        judge = record
+        if fed.validation is not None:
+            judge = evaluation.evaluate(self.engine, state.params, state.buffers, fed.validation, scores=False)
+            record |= {
+                f"validation_{k}": judge[k] for k in ("loss", "accuracy", "balanced_accuracy", "minority_accuracy")
+            }
+        record |= self.chain.metrics(state.slots)
+        record |= {"bytes_up": self.notes["up"], "bytes_down": self.notes["down"]}
+        self._compare(record, judge)
+        return record | {"seconds": time.perf_counter() - began}
+
+    def _compare(self, record: Record, judge: Record) -> None:
+        value, best = judge.get(self.settings.select), self.notes["best"]
+        if value is not None and (best is None or value > best["value"]):
+            on = "validation" if self.fed.validation is not None else "test"
+            self.notes["best"] = {"value": value, "on": on, "record": record}
+            self.notes["waited"] = 0
+            self.best = {"params": self.state.params, "buffers": self.state.buffers}
+        else:
+            self.notes["waited"] += self.settings.evaluate_every
+        target = self.settings.target
+        if target is not None and self.notes["reached"] is None and (record.get("accuracy") or 0) >= target:
+            self.notes["reached"] = self.state.round
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished training: the model of the last round, all records, and the best round beside the last."""
+
+    state: State
+    records: list[Record]
+    best: Record | None  # {"value", "on", "record"}: by validation data, or labelled as best on the test set
+    method: str
+
+    @property
+    def last(self) -> Record:
+        return self.records[-1]
+
+
+def fit(
+    fed: Federation, method: Method, rounds: int = 100, *, engine: Engine | None = None, **settings: Any
+) -> Outcome:
+    """Train, and give back the model and how it fared.
+
+    For a training that must survive a crash, use a run folder: `equipoise run`.
+    """
+    training = Training(fed, method, engine or Stacked(fed), Settings(rounds=rounds, **settings))
+    records = [step.record for step in training if step.record is not None]
+    return Outcome(training.state, records, training.notes["best"], str(training.chain))

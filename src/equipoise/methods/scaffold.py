@@ -1,0 +1,58 @@
+"""SCAFFOLD: Karimireddy et al., "Stochastic Controlled Averaging for Federated Learning", ICML 2020, option II.
+
+Clients step along g - c_i + c. After K steps of length lr from x to y_i:  c_i+ = c_i - c + (x - y_i) / (K lr), and the
+server's c moves by (1 / N) sum_i (c_i+ - c_i). K is the real number of steps; with momentum or a proximal pull it is
+how far those steps reach, since only then is (x - y_i) / (K lr) a mean gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from equipoise import tree
+from equipoise.local import Data, Env, reach
+from equipoise.method import Chain, Method
+from equipoise.methods.settings import needs_sgd
+from equipoise.tree import Tree
+
+if TYPE_CHECKING:
+    from equipoise.federation import Federation
+    from equipoise.round import Turn
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    name = "scaffold"
+    about = "correct client drift with control variates (Karimireddy et al., 2020)"
+    single_visits = True
+    words = {  # noqa: RUF012
+        "c": "the control variate: a mean gradient",
+        "change": "how the client's control variate changed",
+    }
+
+    def check(self, fed: Federation, chain: Chain) -> None:
+        needs_sgd(self, fed, chain)
+
+    def init(self, turn: Turn) -> Tree:
+        return {"c": tree.zeros(turn.after)}
+
+    def remember(self, params: Tree) -> Tree:
+        return {"c": tree.zeros(params)}
+
+    def broadcast(self, slot: Tree) -> Tree:
+        return slot
+
+    def grads(self, grads: Tree, env: Env) -> Tree:
+        return tree.map(lambda g, c_i, c: g - c_i + c, grads, env.memory["c"], env.msg["c"])
+
+    def finish(self, delta: Tree, env: Env, data: Data | None) -> tuple[Tree, Tree]:
+        length = reach(env) * env.lr
+        change = tree.map(lambda d, c: -c - d / length, delta, env.msg["c"])
+        return {"change": change}, {"c": tree.add(env.memory["c"], change)}
+
+    def close(self, slot: Tree, turn: Turn) -> Tree:
+        assert turn.sums is not None
+        if not turn.sums.uploads:
+            return slot
+        return {"c": tree.axpy(1 / turn.fed.clients, turn.sums.uploads["change"], slot["c"])}

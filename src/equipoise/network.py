@@ -1,0 +1,179 @@
+"""A `torch.nn.Module` as a pure function: `network(params, buffers, x, context) -> outputs, buffers`.
+
+Stacking clients pads short batches and shares one program between them, so two kinds of layers are swapped for
+ones that read a `Context`: batch norm takes its statistics over the real samples only, and dropout draws its mask
+from a key. A padded batch then equals the true short batch, and a repeated draw is the same draw. The mask and the
+key reach the layers as two extra buffers, which keeps the module itself free of state.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import random
+from equipoise.errors import ConfigError
+from equipoise.tree import Tree
+
+
+class Context(NamedTuple):
+    """How a batch is to be read: which samples are real, the key of its draws, training or evaluation."""
+
+    mask: Tensor
+    key: Tensor
+    train: bool
+
+
+class MaskedBatchNorm(nn.Module):
+    """Batch norm over the real samples of a batch.
+
+    Where a channel has a single value, as in a batch of one without pixels, statistics of the batch are undefined
+    and the running ones are used (PyTorch refuses such a batch).
+    """
+
+    mask: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, original: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.eps, self.momentum = original.eps, original.momentum
+        self.weight, self.bias = original.weight, original.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(original, name))
+        self.register_buffer("mask", torch.ones(1, dtype=torch.bool), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        if self.training or self.running_mean is None:
+            mean, var = self._batch_statistics(values)
+        else:
+            assert self.running_var is not None
+            mean, var = self.running_mean, self.running_var
+        values = (values - mean.view(shape)) * torch.rsqrt(var.view(shape) + self.eps)
+        if self.weight is not None:
+            values = values * self.weight.view(shape) + self.bias.view(shape)
+        return values.to(x.dtype)
+
+    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mask = self.mask.view([-1] + [1] * (x.dim() - 1))
+        axes = [0, *range(2, x.dim())]
+        count = mask.sum() * x[0, 0].numel()
+        real = count.clamp(min=1).to(x.dtype)
+        mean = torch.where(mask, x, 0).sum(axes) / real
+        centred = torch.where(mask, x - mean.view([1, -1] + [1] * (x.dim() - 2)), 0)
+        var = centred.square().sum(axes) / real
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return mean, var
+        alone = count <= 1
+        mean = torch.where(alone, self.running_mean, mean)
+        var = torch.where(alone, self.running_var, var)
+        if self.training:
+            tracked = self.num_batches_tracked + 1
+            rate = 1.0 / tracked if self.momentum is None else self.momentum
+            unbiased = var * (real / (real - 1).clamp(min=1))
+            self.num_batches_tracked = tracked
+            moved = self.running_var + rate * (unbiased - self.running_var)
+            self.running_mean = self.running_mean + rate * (mean - self.running_mean)
+            self.running_var = torch.where(alone, self.running_var, moved)
+        return mean, var
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of the context's key and the layer's place in the model."""
+
+    key: Tensor
+
+    def __init__(self, p: float, place: int, channels: bool) -> None:
+        super().__init__()
+        self.p, self.place, self.channels = p, place, channels
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = list(x.shape)
+        if self.channels:
+            shape[2:] = [1] * (x.dim() - 2)
+        size = 1
+        for length in shape:
+            size *= length
+        dropped = random.chance(random.fold(self.key, self.place), size, self.p).view(shape)
+        return torch.where(dropped, 0, x / (1 - self.p) if self.p < 1 else x)
+
+
+def _swap(module: nn.Module, places: list[int]) -> nn.Module:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return MaskedBatchNorm(module)
+    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        places[0] += 1
+        return KeyedDropout(module.p, places[0], channels=not isinstance(module, nn.Dropout))
+    for name, child in module.named_children():
+        setattr(module, name, _swap(child, places))
+    return module
+
+
+class Network:
+    """The functional form of a module, its initial parameters and its buffers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        module = _swap(copy.deepcopy(module), [0])
+        self.module = module
+        self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
+        layers = dict(module.named_modules())
+        self._masks = [f"{k}.mask".lstrip(".") for k, m in layers.items() if isinstance(m, MaskedBatchNorm)]
+        self._keys = [f"{k}.key".lstrip(".") for k, m in layers.items() if isinstance(m, KeyedDropout)]
+        extra = {*self._masks, *self._keys}
+        self.buffers: Tree = {k: b.detach().clone() for k, b in module.named_buffers() if k not in extra}
+        # Two copies, because a mode switch walks the whole module and would happen at every step.
+        self._modes = {True: module.train(), False: copy.deepcopy(module).eval()}
+        for mode in self._modes.values():
+            mode.requires_grad_(False)
+
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor, context: Context) -> tuple[Tensor, Tree]:
+        values = {**params, **buffers}
+        values |= dict.fromkeys(self._masks, context.mask) | dict.fromkeys(self._keys, context.key)
+        outputs: Tensor = torch.func.functional_call(self._modes[context.train], values, (x,))
+        # functional_call leaves reassigned buffers in the dict it was given.
+        return outputs, {name: values[name] for name in buffers}
+
+    def check(self, x: Tensor, classes: int) -> None:
+        """Refuse, before the first round, a model that cannot be trained as a pure function of its inputs."""
+        guilty: list[str] = []
+
+        def watch(name: str, layer: nn.Module) -> None:
+            before: list[Tensor] = []
+            layer.register_forward_pre_hook(lambda *_: before.append(torch.get_rng_state()))
+
+            def after(*_: object) -> None:
+                if not torch.equal(before.pop(), torch.get_rng_state()):
+                    guilty.append(f"{name or 'the model'} ({type(layer).__name__})")
+
+            layer.register_forward_hook(after)
+
+        probe = copy.deepcopy(self.module).train().to(x.device)
+        for name, layer in probe.named_modules():
+            watch(name, layer)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for name in self._masks:
+                probe.get_submodule(name.rpartition(".")[0]).mask = x.new_ones(len(x), dtype=torch.bool)
+            try:
+                outputs = probe(x)
+            except (RuntimeError, ValueError, TypeError) as error:
+                shape = tuple(x.shape[1:])
+                raise ConfigError(f"model: it cannot take samples of shape {shape}: {error}") from error
+        if guilty:
+            raise ConfigError(
+                f"model: {guilty[0]} draws from torch's own generator, so runs could not be repeated or resumed;"
+                " use nn.Dropout (which is keyed here) or draw nothing"
+            )
+        if tuple(outputs.shape) != (len(x), classes):
+            raise ConfigError(
+                f"model: it gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples,"
+                f" expected ({len(x)}, {classes}): one score per class"
+            )

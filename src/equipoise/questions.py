@@ -1,0 +1,71 @@
+"""Questions the server may put to clients outside training. Each is answered by a total, never by one client.
+
+A question is, like a method, a frozen dataclass: it can be written down, sent and rebuilt at the other end. `measure`
+adds up something over batches of a client's data; `answer` turns the total into the reply and the client's new memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.tree import Tree
+
+
+@dataclass(frozen=True)
+class Question:
+    needs_model: ClassVar[bool] = True  # if not, the outputs given to `measure` are empty
+    needs_data: ClassVar[bool] = True  # if not, `measure` is never called
+
+    def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        """Totals over one batch of one client; only where `mask` is true do samples count."""
+        return {}
+
+    def answer(self, totals: Tree, n: Tensor, msg: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The reply, which will be summed over clients, and the new memory of the asking method."""
+        return totals, memory
+
+
+@dataclass(frozen=True)
+class ClassCounts(Question):
+    """How many samples of each class there are."""
+
+    classes: int
+    needs_model = False
+
+    def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        hit = (y[:, None] == torch.arange(self.classes, device=y.device)) & mask[:, None]
+        return {"counts": hit.sum(0)}
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return -outputs.log_softmax(-1).gather(-1, y[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class MeanLoss(Question):
+    """The mean cross entropy of each client's data under the model, in evaluation mode."""
+
+    def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        return {"loss": torch.where(mask, cross_entropy(outputs, y), 0).sum()}
+
+    def answer(self, totals: Tree, n: Tensor, msg: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return {"loss": totals["loss"] / n}, memory
+
+
+@dataclass(frozen=True)
+class Scores(Question):
+    """Everything the metrics need, as sums: losses, the confusion matrix, score histograms, calibration."""
+
+    classes: int
+
+    def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        place = y * self.classes + outputs.argmax(-1)
+        confusion = torch.zeros(self.classes**2, dtype=torch.int64, device=y.device)
+        return {
+            "loss": torch.where(mask, cross_entropy(outputs, y), 0).sum(),
+            "confusion": confusion.scatter_add(0, place, mask.long()).view(self.classes, self.classes),
+        }

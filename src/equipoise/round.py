@@ -1,0 +1,68 @@
+"""A federated round as a flow of values. An empty chain of methods is FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from equipoise import tree
+from equipoise.engines import Engine, Sums
+from equipoise.federation import Federation
+from equipoise.method import Chain
+from equipoise.questions import Question
+from equipoise.tree import Tree
+
+
+class State(NamedTuple):
+    """All that the server remembers between rounds."""
+
+    round: int
+    params: Tree
+    buffers: Tree
+    slots: Tree  # by method
+
+
+class Turn(NamedTuple):
+    """What a method's server half may look at: the federation, the round's sums, the model before and after."""
+
+    fed: Federation
+    engine: Engine
+    state: State
+    after: Tree
+    buffers: Tree
+    sums: Sums | None = None
+    owner: str = ""
+
+    def of(self, name: str) -> Turn:
+        return self._replace(owner=name, sums=self.sums and self.sums.of(name))
+
+    def ask(self, question: Question, **options: Any) -> Tree:
+        """The sum of all clients' answers about the model as it is now; `rows=True` only with `reveals`."""
+        return self.engine.ask(question, self.after, self.buffers, owner=self.owner, **options)
+
+
+@torch.no_grad()
+def start(fed: Federation, chain: Chain, engine: Engine) -> State:
+    chain.check(fed, chain)
+    params, buffers = engine.place(fed.network.params), engine.place(fed.network.buffers)
+    engine.open(chain, params)
+    blank = State(0, params, buffers, {})
+    return blank._replace(slots=chain.init(Turn(fed, engine, blank, params, buffers)))
+
+
+@torch.no_grad()
+def one_round(state: State, fed: Federation, chain: Chain, engine: Engine) -> tuple[State, Sums]:
+    # 1. Who trains, and who after whom.
+    ids = chain.select(state.slots, fed, state.round)
+    plan = chain.plan(ids[None, :], state.slots, fed)
+    # 2. The clients train; the server sees sums.
+    turn = Turn(fed, engine, state, state.params, state.buffers)
+    sums = engine.train(state, plan, chain, chain.local(fed.local), turn)
+    # 3. The model moves by the weighted mean of the deltas, as changed by the methods.
+    mean = tree.scale(sums.delta, torch.where(sums.weight == 0, 0, 1 / sums.weight))
+    update, slots = chain.update(mean, sums, state.slots)
+    after, buffers = tree.add(state.params, update), sums.mean_buffers(state.buffers)
+    # 4. The methods learn from what happened.
+    slots = chain.close(slots, Turn(fed, engine, state, after, buffers, sums))
+    return State(state.round + 1, after, buffers, slots), sums

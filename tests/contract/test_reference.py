@@ -1,0 +1,136 @@
+"""Every method against its reference loop, on both engines: ragged clients, true short batches, part of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from equipoise.engines import Serial, Stacked
+from equipoise.federation import Federation
+from equipoise.local import Local
+from equipoise.method import Chain, Method
+from equipoise.methods import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedNova,
+    FedProx,
+    FedSGD,
+    FedYogi,
+    Scaffold,
+)
+from equipoise.round import one_round, start
+from tests.federations import dropout_cnn, federation, image_federation, linear, norm_cnn
+from tests.reference.fedavg import adaptive_server, fedavg, momentum_server
+from tests.reference.fednova import fednova
+from tests.reference.loop import State, given_dropout
+from tests.reference.scaffold import scaffold
+
+ROUNDS = 3
+Reference = Callable[[Federation, nn.Module, int, Local], State]
+
+
+def full_batch(local: Local) -> Local:
+    return replace(local, batch="full", epochs=1)
+
+
+CASES: dict[str, tuple[Method, Reference]] = {
+    "fedavg": (FedAvg(), fedavg),
+    "fedsgd": (FedSGD(), lambda f, m, r, s: fedavg(f, m, r, full_batch(s))),
+    "fedprox": (FedProx(mu=0.3), lambda f, m, r, s: fedavg(f, m, r, s, mu=0.3)),
+    "scaffold": (Scaffold(), scaffold),
+    "fednova": (FedNova(), fednova),
+    "fedavgm": (
+        FedAvgM(momentum=0.7, lr=0.8),
+        lambda f, m, r, s: fedavg(f, m, r, s, server=momentum_server(0.7, 0.8)),
+    ),
+    "scaffold + fedprox": (Scaffold() + FedProx(mu=0.3), lambda f, m, r, s: scaffold(f, m, r, s, mu=0.3)),
+    "fednova + fedprox": (FedNova() + FedProx(mu=0.3), lambda f, m, r, s: fednova(f, m, r, s, mu=0.3)),
+}
+for kind in (FedAdam, FedYogi, FedAdagrad):
+    method = kind(lr=0.05, b1=0.8, b2=0.95, tau=0.01)
+
+    def reference(f: Federation, m: nn.Module, r: int, s: Local, name: str = kind.name) -> State:
+        return fedavg(f, m, r, s, server=adaptive_server(name, 0.05, 0.8, 0.95, 0.01))
+
+    CASES[kind.name] = (method, reference)
+
+LOCALS = {
+    "sgd": Local(lr=0.1, batch=4, epochs=2),
+    "momentum, decay, clip": Local(
+        lr=0.05,
+        batch=3,
+        epochs=2,
+        momentum=0.8,
+        weight_decay=0.01,
+        clip=0.5,
+        schedule="step",
+        gamma=0.5,
+        every=2,
+    ),
+    "nesterov, steps per epoch, uniform": Local(
+        lr=0.05, momentum=0.6, nesterov=True, steps_per_epoch=3, epochs=2, weighting="uniform"
+    ),
+    "adam": Local(optimiser="adam", lr=0.01, batch=4, epochs=2, weight_decay=0.01, schedule="cosine", horizon=5),
+}
+
+
+def run(engine: type, fed: Federation, method: Method, rounds: int = ROUNDS, **options: object) -> State:
+    chain = Chain(method)
+    runner = engine(fed, precision="float64", **options)
+    state = start(fed, chain, runner)
+    for _ in range(rounds):
+        state, _ = one_round(state, fed, chain, runner)
+    return {**state.params, **state.buffers}
+
+
+def agree(got: State, want: State, tolerance: float) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value.detach(), rtol=tolerance, atol=tolerance)
+
+
+ENGINES = [
+    pytest.param(Stacked, {"width": 3}, id="stacked"),
+    pytest.param(Stacked, {"width": 64}, id="stacked-all"),
+    pytest.param(Serial, {}, id="serial"),
+]
+
+
+@pytest.mark.parametrize(("engine", "options"), ENGINES)
+@pytest.mark.parametrize("name", CASES)
+def test_method_equals_its_reference_loop(name: str, engine: type, options: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    module = linear()
+    fed = federation(module)
+    method, reference = CASES[name]
+    agree(run(engine, fed, method, **options), reference(fed, module, ROUNDS, fed.local), 1e-10)
+
+
+@pytest.mark.parametrize("engine", [Stacked, Serial])
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fednova", "fednova + fedprox"])
+def test_local_training_equals_torch_optim(name: str, local: str, engine: type) -> None:
+    method, reference = CASES[name]
+    if "nova" in name and local == "adam":
+        pytest.skip("FedNova refuses Adam: tests/test_methods.py")
+    torch.manual_seed(1)
+    module = linear()
+    fed = federation(module, local=LOCALS[local])
+    agree(run(engine, fed, method), reference(fed, module, ROUNDS, fed.local), 1e-10)
+
+
+@pytest.mark.parametrize("engine", [Stacked, Serial])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova"])
+@pytest.mark.parametrize("network", [norm_cnn, dropout_cnn])
+def test_batch_norm_and_dropout_equal_a_plain_loop(network: Callable[[], nn.Module], name: str, engine: type) -> None:
+    torch.manual_seed(2)
+    module = network()
+    fed = image_federation(module)
+    method, reference = CASES[name]
+    agree(run(engine, fed, method), reference(fed, given_dropout(module), ROUNDS, fed.local), 1e-9)

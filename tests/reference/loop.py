@@ -1,0 +1,122 @@
+"""The parts that every reference loop shares: plain PyTorch, one client after another, true short batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import random
+from equipoise.federation import Federation
+from equipoise.local import Local
+
+State = dict[str, Tensor]
+
+
+class GivenDropout(nn.Module):
+    """Dropout whose mask is drawn from a key that the loop sets before each batch."""
+
+    def __init__(self, p: float, place: int, channels: bool) -> None:
+        super().__init__()
+        self.p, self.place, self.channels = p, place, channels
+        self.key = torch.tensor(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        shape = (*x.shape[:2], *([1] * (x.dim() - 2))) if self.channels else x.shape
+        drop = random.chance(random.fold(self.key, self.place), int(torch.tensor(shape).prod()), self.p)
+        return x * (~drop.view(shape)) / (1 - self.p)
+
+
+def given_dropout(module: nn.Module) -> nn.Module:
+    """The same model with every dropout replaced, numbered from 1 in order of appearance."""
+    module, place = copy.deepcopy(module).double(), 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Dropout | nn.Dropout2d):
+                place += 1
+                setattr(parent, name, GivenDropout(child.p, place, isinstance(child, nn.Dropout2d)))
+    return module
+
+
+def client_rows(fed: Federation, client: int) -> Tensor:
+    return fed.indices[int(fed.offsets[client]) : int(fed.offsets[client + 1])]
+
+
+def batches(fed: Federation, client: int, round: int, local: Local, wave: int = 0) -> Iterator[Tensor]:
+    rows = client_rows(fed, client)
+    n = len(rows)
+    key = random.bits(fed.seed, random.TRAIN, round, wave, client)
+    if local.steps_per_epoch is not None:
+        size = max(1, n // local.steps_per_epoch)
+    else:
+        size = n if local.batch == "full" else local.batch
+    for epoch in range(local.epochs):
+        order = random.order(random.fold(random.fold(key, random.ORDER), epoch), n)
+        for low in range(0, n, size):
+            yield rows[order[low : low + size]]
+
+
+def optimiser(local: Local, module: nn.Module, round: int) -> torch.optim.Optimizer:
+    lr, decay = local.rate(round), local.weight_decay
+    if local.optimiser == "adam":
+        return torch.optim.Adam(module.parameters(), lr=lr, betas=local.betas, eps=local.eps, weight_decay=decay)
+    return torch.optim.SGD(
+        module.parameters(), lr=lr, momentum=local.momentum, nesterov=local.nesterov, weight_decay=decay
+    )
+
+
+def train_client(
+    module: nn.Module,
+    fed: Federation,
+    client: int,
+    round: int,
+    local: Local,
+    correct: Callable[[nn.Module], None] | None = None,
+) -> int:
+    """Local training in place; `correct` may change the gradients. Returns the number of steps."""
+    module.train()
+    step = optimiser(local, module, round)
+    key = random.fold(random.bits(fed.seed, random.TRAIN, round, 0, client), random.DROPOUT)
+    taken = 0
+    for rows in batches(fed, client, round, local):
+        for layer in module.modules():
+            if isinstance(layer, GivenDropout):
+                layer.key = random.fold(key, taken)
+        step.zero_grad()
+        nn.functional.cross_entropy(module(fed.x[rows].double()), fed.y[rows]).backward()
+        if correct is not None:
+            correct(module)
+        if local.clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), local.clip)
+        step.step()
+        taken += 1
+    return taken
+
+
+def weights(fed: Federation, cohort: list[int], local: Local) -> list[float]:
+    sizes = [float(len(client_rows(fed, c))) if local.weighting == "size" else 1.0 for c in cohort]
+    return [s / sum(sizes) for s in sizes]
+
+
+def average_buffers(module: nn.Module, states: list[State], shares: list[float]) -> State:
+    """Running statistics averaged by weight; counters take the largest."""
+    merged = {}
+    for name, _ in module.named_buffers():
+        values = [s[name] for s in states]
+        if values[0].is_floating_point():
+            merged[name] = sum(p * v for p, v in zip(shares, values, strict=True))
+        else:
+            merged[name] = torch.stack(values).amax(0)
+    return merged
+
+
+def named(module: nn.Module) -> State:
+    return {k: p.detach().clone() for k, p in module.named_parameters()}
+
+
+def load(module: nn.Module, params: State, buffers: State) -> None:
+    module.load_state_dict({**params, **buffers})
