@@ -78,6 +78,14 @@ def rows(tree: Tree, index: Tensor | slice | int) -> Tree:
     return map(lambda leaf: leaf[index], tree)
 
 
+def add_rows(tree: Tree, index: Tensor, values: Tree) -> Tree:
+    return map(lambda leaf, new: leaf.index_add(0, index, new), tree, values)
+
+
+def set_rows(tree: Tree, index: Tensor, values: Tree) -> Tree:
+    return map(lambda leaf, new: leaf.index_copy(0, index, new), tree, values)
+
+
 def stack(trees: list[Tree]) -> Tree:
     return map(lambda *parts: torch.stack(parts), *trees) if trees else {}
 

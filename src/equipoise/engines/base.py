@@ -115,7 +115,8 @@ class Engine:
 
     # -- verbs --------------------------------------------------------------------------------------------------------
     def open(self, chain: Chain, params: Tree) -> None:
-        self.memory = Memories(chain.remember(params), self.fed.clients, self.memory_limit)
+        initial = chain.remember(params, len(self.fed.classes))
+        self.memory = Memories(initial, self.fed.clients, self.memory_limit)
 
     def resample(self, method: Method, slot: Tree) -> None:
         """Let every client choose what it trains on, once."""
@@ -215,43 +216,43 @@ class Engine:
         if block:
             yield torch.tensor(block)
 
+    def prepare(self, task: Task, state: State, shared: Tree, ids: Tensor, wave: int, start: Tree) -> Visit:
+        """What each of these clients is given at the beginning of its visit."""
+        n, device = self.sizes(ids), self.device
+        return Visit(
+            start=start,
+            shared=shared,
+            own=tree.to(task.chain.address(state.slots, ids), device),
+            memory=self.memory.get(ids, (m.name for m in task.chain)),
+            note={},
+            n=n.to(device),
+            steps=task.local.batches(n)[1].to(device),
+            weight=torch.ones(len(ids), dtype=self.dtype, device=device),
+            key=random.bits(self.fed.seed, random.TRAIN, state.round, wave, ids).to(device),
+            lr=torch.tensor(task.local.rate(state.round), dtype=self.dtype, device=device),
+        )
+
     def _train_lanes(self, task: Task, state: State, plan: Tensor, shared: Tree, total: _Total, turn: Turn) -> None:
-        lanes, device = plan.shape[1], self.device
-        moved = tree.zeros(tree.repeat(state.params, lanes)) if len(plan) > 1 else {}
+        lanes, single = plan.shape[1], len(plan) == 1  # a single wave starts from one model, which is not copied
+        moved = {} if single else tree.zeros(tree.repeat(state.params, lanes))
         buffers = tree.repeat(state.buffers, lanes)
-        weight = torch.zeros(lanes, dtype=self.dtype, device=device)
+        weight = torch.zeros(lanes, dtype=self.dtype, device=self.device)
         plain = torch.zeros_like(weight)
-        lr = torch.tensor(task.local.rate(state.round), dtype=self.dtype, device=device)
         for wave, clients in enumerate(plan):
             here = (clients >= 0).nonzero()[:, 0]
             if len(here) == 0:
                 continue
-            ids = clients[here]
-            at = here.to(device)
-            n = self.sizes(ids)
-            single = len(plan) == 1
-            visit = Visit(
-                start=state.params if single else tree.map(lambda p, m: p + m[at], state.params, moved),  # noqa: B023
-                shared=shared,
-                own=tree.to(task.chain.address(state.slots, ids), device),
-                memory=self.memory.get(ids),
-                note={},
-                n=n.to(device),
-                steps=task.local.batches(n)[1].to(device),
-                weight=torch.ones(len(ids), dtype=self.dtype, device=device),
-                key=random.bits(self.fed.seed, random.TRAIN, state.round, wave, ids).to(device),
-                lr=lr,
-            )
+            ids, at = clients[here], here.to(self.device)
+            start = state.params if single else tree.add(state.params, tree.rows(moved, at))
+            visit = self.prepare(task, state, shared, ids, wave, start)
             result = self.visit(task, visit, tree.rows(buffers, at), ids, shared_start=single)
             self.memory.put(ids, result.memory)
-            first = ~(plan[:wave, here] == ids).any(0).to(device)
+            first = ~(plan[:wave, here] == ids).any(0).to(self.device)
             weight = weight.index_add(0, at, torch.where(first, result.weight, 0))
             plain = plain.index_add(0, at, torch.where(first, result.plain_weight, 0))
-            moved = result.delta if single else tree.map(lambda m, d: m.index_add(0, at, d), moved, result.delta)
-            buffers = result.buffers if single else tree.map(
-                lambda b, new: b.index_copy(0, at, new), buffers, result.buffers  # noqa: B023
-            )  # fmt: skip
-            total.visits(result, ids, n, visit, task.chain, turn)
+            moved = result.delta if single else tree.add_rows(moved, at, result.delta)
+            buffers = result.buffers if single else tree.set_rows(buffers, at, result.buffers)
+            total.visits(result, ids, visit, task.chain, turn)
         total.lanes(moved, weight, plain, buffers)
 
     def _answer(
@@ -306,14 +307,17 @@ class _Total:
         self.finite: list[tuple[Tensor, Tensor]] = []
         self.rows: list[tuple[Tensor, Tree]] = []
 
-    def visits(self, result: Result, ids: Tensor, n: Tensor, visit: Visit, chain: Chain, turn: Turn) -> None:
+    def visits(self, result: Result, ids: Tensor, visit: Visit, chain: Chain, turn: Turn) -> None:
         some = tree.map(lambda leaf: leaf.sum(0), result.upload)
         self.uploads = tree.add(self.uploads, some) if self.uploads else some
         if chain.having("rows"):
-            rows: Callable[..., Any] = lambda delta, upload: chain.rows(delta, upload, turn)  # noqa: E731
-            self.rows.append((ids, torch.vmap(rows)(result.delta, result.upload)))
+
+            def rows(delta: Tree, upload: Tree, buffers: Tree) -> Tree:
+                return chain.rows(delta, upload, turn._replace(buffers=buffers))
+
+            self.rows.append((ids, torch.vmap(rows)(result.delta, result.upload, result.buffers)))
         self.clients += len(ids)
-        self.samples += int(n.sum())
+        self.samples += int(visit.n.sum())
         self.finite.append((ids, result.finite))
         model = tree.nbytes(self.state.params) + tree.nbytes(self.state.buffers)
         self.down += len(ids) * (model + tree.nbytes(visit.shared)) + tree.nbytes(visit.own)

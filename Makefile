@@ -1,0 +1,39 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes .venv itself.
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $(READY)
+
+setup: $(READY)  ## make .venv with everything that the other commands need
+
+demo: $(READY)  ## train on imbalanced digits and show how the minority fares (about a minute)
+	$(BIN)/equipoise demo
+
+test: $(READY) lint  ## lint, types, tests and every code block of the docs
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+lint: $(READY)  ## style and types only
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples
+	$(BIN)/mypy
+
+bench: $(READY)  ## time the engines against a plain PyTorch loop on this machine
+	$(BIN)/python benchmarks/round.py
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

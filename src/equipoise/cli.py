@@ -1,0 +1,236 @@
+"""The command line: one verb per function. Results go to standard output, progress and errors to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise import __version__, compare, data, report, runs, show
+from equipoise.baselines import CENTRALISED, LOCAL
+from equipoise.config import grid as grid_points
+from equipoise.config import load_config
+from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.expression import split
+from equipoise.folder import finite
+from equipoise.ledger import ledger
+from equipoise.methods import METHODS
+from equipoise.progress import bar
+
+app = typer.Typer(
+    name="equipoise",
+    help="Federated learning when the classes are not balanced.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+out_console, err_console = Console(), Console(stderr=True)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.")]
+Sets = Annotated[list[str], typer.Option("--set", metavar="a.b=c", help="Change a setting; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets are; else EQUIPOISE_DATA.")]
+
+
+def _with_data_dir(sets: Sequence[str], data_dir: Path | None) -> list[str]:
+    return [*sets, *([f"data.dir={json.dumps(str(data_dir))}"] if data_dir else [])]
+
+
+def _print(value: Any) -> None:
+    sys.stdout.write(json.dumps(finite(value)) + "\n")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report.")] = Path("runs/demo"),
+    rounds: Annotated[int, typer.Option("--rounds", min=1)] = 60,
+    as_json: Json = False,
+) -> None:
+    """Train on imbalanced handwritten digits with a few methods, and show how the minority fares."""
+    config = show.demo_config(rounds)
+    methods = ["fedavg", "fedprox(mu=0.1)", "scaffold", LOCAL, CENTRALISED]
+    made = compare.cells(config, {m: [f"method={m}"] for m in methods}, seeds=1)
+    if not as_json:
+        out_console.print(show.DEMO)
+    _compare(made, out, as_json, per_class=True)
+
+
+@app.command()
+def run(
+    config: ConfigFile,
+    sets: Sets = [],
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Carry out one run."""
+    folder = out or _free_folder(Path("runs") / config.stem)
+    loaded = load_config(config, _with_data_dir(sets, data_dir))
+    with bar(err_console) as watch:
+        result = runs.run(loaded, folder, watch)
+    _show_run(folder, result, as_json)
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(metavar="FOLDER")], as_json: Json = False) -> None:
+    """Go on with a run that was cut off."""
+    with bar(err_console) as watch:
+        result = runs.resume(folder, watch)
+    _show_run(folder, result, as_json)
+
+
+@app.command(name="compare")
+def compare_(
+    config: ConfigFile,
+    methods: Annotated[str, typer.Option("--methods", help='Such as "fedavg, scaffold, fedprox(mu=0.01), local".')],
+    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds, from train.seed on.")] = 1,
+    sets: Sets = [],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for all runs; default runs/NAME-compare.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run several methods on the same data; `centralised` and `local` are baselines. Run again to go on."""
+    loaded = load_config(config, _with_data_dir(sets, data_dir))
+    names = split(methods)
+    if not names:
+        raise ConfigError("--methods: expected at least one method")
+    made = compare.cells(loaded, {m: [f"method={json.dumps(m)}"] for m in names}, seeds)
+    _compare(made, out or Path("runs") / f"{config.stem}-compare", as_json)
+
+
+@app.command()
+def sweep(
+    config: ConfigFile,
+    grid: Annotated[list[str], typer.Option("--grid", metavar="a.b=1,2", help="Values to try; may be repeated.")],
+    seeds: Annotated[int, typer.Option("--seeds")] = 1,
+    sets: Sets = [],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for all runs; default runs/NAME-sweep.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run every combination of some settings. Run again to go on."""
+    loaded = load_config(config, _with_data_dir(sets, data_dir))
+    made = compare.cells(loaded, {" ".join(point): point for point in grid_points(grid)}, seeds)
+    _compare(made, out or Path("runs") / f"{config.stem}-sweep", as_json)
+
+
+@app.command()
+def describe(method: Annotated[str, typer.Argument(metavar="METHOD")], as_json: Json = False) -> None:
+    """Say what a method sends, receives, keeps and reveals, read off a real round."""
+    chain = runs.parse_method(method)
+    entries = ledger(chain)
+    if as_json:
+        _print({"method": str(chain), "entries": [entry._asdict() for entry in entries]})
+    else:
+        out_console.print(show.ledger_table(chain, entries))
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods."""
+    if as_json:
+        _print([{"name": name, "about": kind.about, "example": str(kind())} for name, kind in METHODS.items()])
+        return
+    out_console.print(show.methods_table(METHODS))
+
+
+@app.command()
+def datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the data sets, and which of them are at hand."""
+    found = data.available(data_dir)
+    if as_json:
+        _print([{"name": d.name, "about": d.description, "files": d.files, "found": d.found} for d in found])
+        return
+    table = Table("data set", "what it is", "looked for", "found", box=None)
+    for d in found:
+        table.add_row(d.name, d.description, str(d.files), "yes" if d.found else "no")
+    out_console.print(table)
+
+
+@app.command(name="report")
+def report_(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page about one or several runs."""
+    found = [run for folder in folders for run in _runs_below(folder)]
+    out_console.print(f"wrote {report.write([report.Run.read(run) for run in found], out)}", soft_wrap=True)
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """The folder itself, or the run folders in it."""
+    if not (folder / "config.json").exists() and folder.is_dir():
+        below = sorted(path.parent for path in folder.glob("**/config.json"))
+        if below:
+            return below
+    return [folder]
+
+
+def _free_folder(folder: Path) -> Path:
+    """A folder that is not taken: NAME, NAME-2, NAME-3, ..."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _show_run(folder: Path, result: dict[str, Any], as_json: bool) -> None:
+    page = report.write([report.Run.read(folder)], folder / "report.html")
+    if as_json:
+        _print({"folder": str(folder), **result})
+        return
+    federation = json.loads((folder / "federation.json").read_text())
+    out_console.print(show.run_table(result, federation))
+    out_console.print(f"run folder {folder}, report {page}", soft_wrap=True)
+
+
+def _compare(made: list[compare.Cell], out: Path, as_json: bool, per_class: bool = False) -> None:
+    total = sum(len(cell.configs) for cell in made)
+    with bar(err_console, total_runs=total) as watch:
+        results = list(compare.carry_out(made, out, watch))
+    rows = compare.summary(results)
+    compare.write(rows, out / "compare.json")
+    found = [report.Run.read(cell.folder(out, cell.configs[0])) for cell in made]
+    page = report.write(found, out / "report.html")
+    if as_json:
+        _print({"folder": str(out), "rows": rows})
+        return
+    if per_class:
+        out_console.print(show.per_class_table([(cell.name, result) for cell, _, result in results], found[0]))
+    out_console.print(show.comparison_table(rows))
+    out_console.print(f"runs in {out}, report {page}", soft_wrap=True)
+
+
+def _version(value: bool) -> None:
+    if value:
+        out_console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script: a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except EquipoiseError as error:
+        err_console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        err_console.print("stopped; `equipoise resume FOLDER` goes on from the last checkpoint")
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

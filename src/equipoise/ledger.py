@@ -1,0 +1,102 @@
+"""What crosses the line between a client and the server: read off a real round, not off a description.
+
+A tiny federation runs one round of the method, and every tree that moves is listed with its size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise import data, federation, models, tree
+from equipoise.data import IID
+from equipoise.engines import Stacked
+from equipoise.local import Local
+from equipoise.method import Chain, Method
+from equipoise.questions import Question
+from equipoise.round import one_round, start
+from equipoise.tree import Tree
+
+
+class Entry(NamedTuple):
+    direction: str  # receives | sends | keeps | reveals
+    what: str
+    size: str
+    meaning: str
+
+
+class _Watched(Stacked):
+    """An engine that writes down what was asked, and of what shape the answers were."""
+
+    def __init__(self, fed: federation.Federation) -> None:
+        super().__init__(fed)
+        self.asked: dict[tuple[str, str, bool], Tree] = {}
+
+    def ask(self, question: Question, params: Tree, buffers: Tree, *, owner: str = "", **options: Any) -> Tree:
+        answer = super().ask(question, params, buffers, owner=owner, **options)
+        rows = bool(options.get("rows", False))
+        self.asked[owner, type(question).__name__, rows] = tree.rows(answer, 0) if rows else answer
+        return answer
+
+
+def ledger(method: Method) -> list[Entry]:
+    """One line per tree that a client receives, sends, keeps, or that the server learns of it alone."""
+    chain = Chain(method)
+    pool = data.load("digits")
+    fed = federation.build(
+        pool,
+        lambda: models.build("mlp", pool.x.shape[1:], 10, hidden=[8]),
+        IID(clients=4),
+        local=Local(batch=64),
+        auxiliary=8,
+    )
+    engine = _Watched(fed)
+    state, sums = one_round(start(fed, chain, engine), fed, chain, engine)
+    size = _Sizes(state.params, len(fed.classes))
+    entries = [Entry("receives", "the model", "model", "parameters, and buffers where the model has any")]
+    for m in chain:
+        slot = state.slots[m.name]
+        sent = {**m.broadcast(slot), **tree.rows(m.address(slot, torch.arange(1)), 0)}
+        entries += [Entry("receives", f"{m.name}: {k}", size.of(v), m.words.get(k, "")) for k, v in sent.items()]
+    weighted = "weight x (its model - the model it received); the server sees the cohort's sum"
+    entries.append(Entry("sends", "its change of the model", "model", weighted))
+    entries.append(Entry("sends", "its weight", "1 number", "number of samples, or 1; summed"))
+    for m in chain:
+        upload = sums.uploads[m.name]
+        entries += [Entry("sends", f"{m.name}: {k}", size.of(v), _summed(m, k)) for k, v in upload.items()]
+    for (owner, question, rows), answer in engine.asked.items():
+        who = next((m for m in chain if m.name == owner), chain)
+        for k, v in answer.items():
+            meaning = who.words.get(k, "") or f"answer to {question}"
+            entries.append(Entry("sends", f"{owner}: {k}", size.of(v), meaning + ("" if rows else "; summed")))
+    for m in chain:
+        kept = m.remember(state.params, len(fed.classes))
+        entries += [Entry("keeps", f"{m.name}: {k}", size.of(v), m.words.get(k, "")) for k, v in kept.items()]
+        if m in chain.having("resample"):
+            entries.append(Entry("keeps", f"{m.name}: its samples", "", "which it trains on, and augmented copies"))
+    revealed = [
+        Entry("reveals", f"{m.name}: {what}", "", "of each client alone") for m in chain for what in m.reveals
+    ]
+    entries += revealed or [Entry("reveals", "nothing", "", "the server needs sums over the cohort only")]
+    return entries
+
+
+def _summed(method: Method, name: str) -> str:
+    return f"{method.words.get(name, '')}; summed".lstrip("; ")
+
+
+class _Sizes:
+    """Sizes in words: those of a small example mean nothing, what they grow with does."""
+
+    def __init__(self, params: Tree, classes: int) -> None:
+        self.model, self.classes = tree.count(params), classes
+
+    def of(self, value: Tree | Tensor) -> str:
+        numbers = tree.count(value) if isinstance(value, dict) else value.numel()
+        if numbers and numbers % self.model == 0:
+            return "model" if numbers == self.model else f"{numbers // self.model} x model"
+        if numbers == self.classes:
+            return "1 number per class"
+        return f"{numbers} number{'s' if numbers != 1 else ''}"

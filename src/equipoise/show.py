@@ -1,0 +1,138 @@
+"""Tables for the terminal, and the demo's setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from equipoise.config import Config
+from equipoise.ledger import Entry
+from equipoise.method import Chain, Method
+from equipoise.progress import percent
+from equipoise.report import Run
+
+DEMO = """[bold]Equipoise demo[/]: 1,797 handwritten digits at 20 clients, who see different digits.
+The digits 0, 2 and 4 are made ten times rarer than the others: the minority.
+Overall accuracy hides how badly they fare; [bold]minority[/] is the recall of the worst of them.
+"""
+
+
+def demo_config(rounds: int) -> Config:
+    return Config.from_dict({
+        "data": {
+            "source": "digits",
+            "imbalance": {"kind": "step", "rho": 10, "minority": [0, 2, 4]},
+            "partition": {"kind": "dirichlet", "clients": 20, "alpha": 0.3},
+        },
+        "model": {"name": "mlp", "hidden": [64]},
+        "local": {"lr": 0.1, "batch": 16, "epochs": 2},
+        "train": {"rounds": rounds, "cohort": 10},
+    })  # fmt: skip
+
+
+def _colour(value: float | None) -> str:
+    text = percent(value)
+    if value is None:
+        return text
+    return f"[{'red' if value < 0.5 else 'yellow' if value < 0.8 else 'green'}]{text}[/]"
+
+
+def run_table(result: Mapping[str, Any], federation: Mapping[str, Any]) -> Table:
+    """How a run ended: overall, the minority, and every class."""
+    last, best = result["last"], result.get("best")
+    table = Table(title=f"{result['method']}: round {last['round']}", title_justify="left", box=None)
+    table.add_column("class")
+    table.add_column("samples", justify="right")
+    table.add_column("recall", justify="right")
+    table.add_column("precision", justify="right")
+    for label, name in enumerate(federation["classes"]):
+        rare = label in federation["minority"]
+        table.add_row(
+            f"{name} [bold](minority)[/]" if rare else name,
+            f"{federation['train_counts'][label]:,}",
+            _colour(last["recall"][label]),
+            percent(last["precision"][label]),
+        )
+    table.add_section()
+    for name, key in {
+        "overall accuracy": "accuracy",
+        "worst of the minority": "minority_accuracy",
+        "worst class": "worst_class_accuracy",
+        "balanced accuracy": "balanced_accuracy",
+        "macro F1": "macro_f1",
+        "AUROC (mean of classes)": "auroc",
+        "calibration error": "calibration_error",
+    }.items():
+        if key in last:
+            table.add_row(f"[bold]{name}[/]", "", percent(last[key]), "")
+    if best:
+        where = f"best round on {best['on']} data, {best['record']['round']}"
+        table.add_row(f"minority, {where}", "", percent(best["record"].get("minority_accuracy")), "")
+    if result.get("reached"):
+        table.add_row("round that reached the target", "", str(result["reached"]), "")
+    return table
+
+
+def per_class_table(results: Sequence[tuple[str, Mapping[str, Any]]], run: Run) -> Table:
+    """Recall of every class under every method."""
+    table = Table(title="recall by class", title_justify="left", box=None)
+    table.add_column("class")
+    table.add_column("samples", justify="right")
+    for name, _ in results:
+        table.add_column(name, justify="right")
+    for label, name in enumerate(run.classes):
+        title = f"{name} [bold](minority)[/]" if label in run.minority else name
+        found = (_colour(result["last"]["recall"][label]) for _, result in results)
+        table.add_row(title, f"{run.train_counts[label]:,}" if run.train_counts else "-", *found)
+    return table
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    seeds = rows[0]["seeds"]
+    over = f", mean and 95 % interval over {seeds} seeds" if seeds > 1 else ""
+    table = Table(title=f"last round{over}", title_justify="left", box=None)
+    columns = {
+        "accuracy": "overall",
+        "minority_accuracy": "minority",
+        "worst_class_accuracy": "worst class",
+        "balanced_accuracy": "balanced",
+        "macro_f1": "macro F1",
+    }
+    table.add_column("method")
+    for title in columns.values():
+        table.add_column(title, justify="right")
+    on = next((row["best_on"] for row in rows if row["best_on"]), "test")
+    table.add_column(f"minority, best round on {on}", justify="right")
+    for row in rows:
+        cells = [_with_interval(row[key]) for key in columns]
+        table.add_row(row["name"], *cells, percent(row["best_minority_accuracy"]["mean"]))
+    return table
+
+
+def _with_interval(value: Mapping[str, Any]) -> str:
+    half = value["interval"]
+    return percent(value["mean"]) + (f" ± {100 * half:.1f}" if half is not None else "")
+
+
+def ledger_table(chain: Chain, entries: Sequence[Entry]) -> Table:
+    table = Table(title=f"{chain}: what a client ...", title_justify="left", box=None)
+    for column in ("", "what", "size", "meaning"):
+        table.add_column(column)
+    direction = ""
+    for entry in entries:
+        if entry.direction != direction and direction:
+            table.add_section()
+        table.add_row(f"[bold]{entry.direction}[/]" if entry.direction != direction else "", *entry[1:])
+        direction = entry.direction
+    return table
+
+
+def methods_table(methods: Mapping[str, type[Method]]) -> Table:
+    table = Table("method", "settings and defaults", "what it does", box=None)
+    for name, kind in methods.items():
+        fields = getattr(kind, "__dataclass_fields__", {})
+        settings = ", ".join(f"{f.name}={f.default!r}" for f in fields.values())
+        table.add_row(f"[bold]{name}[/]", settings, kind.about)
+    return table

@@ -1,0 +1,212 @@
+"""Runs in folders: killed at any moment and resumed, they end in the same bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from equipoise import runs
+from equipoise.config import Config
+from equipoise.errors import CheckpointError, ConfigError, TrainingError
+
+
+def config(**changes: object) -> Config:
+    raw: dict[str, dict[str, object] | object] = {
+        "method": "scaffold + fedprox(mu=0.1) + fedavgm(momentum=0.5)",
+        "data": {
+            "source": "digits",
+            "imbalance": {"kind": "step", "rho": 5, "minority": [0, 2]},
+            "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5},
+        },
+        "model": {"name": "mlp", "hidden": [16]},
+        "local": {"lr": 0.1, "batch": 32, "epochs": 1},
+        "train": {"rounds": 6, "cohort": 4, "threads": 1, "device": "cpu"},
+    }
+    for path, value in changes.items():
+        table, _, key = path.partition("__")
+        if key:
+            raw[table] = {**raw[table], key: value}  # type: ignore[dict-item]
+        else:
+            raw[table] = value
+    return Config.from_dict(raw)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: Path, b: Path) -> None:
+    left, right = weights(a), weights(b)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
+    result = runs.run(config(train__target=0.3), tmp_path / "run")
+    folder = tmp_path / "run"
+    for name in ("config.json", "federation.json", "plan.json", "metrics.jsonl", "result.json", "model.safetensors"):
+        assert (folder / name).exists(), name
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[-1]["accuracy"] == result["last"]["accuracy"]
+    assert lines[-1]["auroc"] is not None
+    assert result["reached"] == next(line["round"] for line in lines if line["accuracy"] >= 0.3)
+    federation = json.loads((folder / "federation.json").read_text())
+    assert federation["minority"] == [0, 2]
+    assert min(federation["train_counts"]) * 4 < max(federation["train_counts"])
+    assert result["across_clients"]["client_accuracy"]["count"] == 8
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["torch"] == torch.__version__
+    assert plan["threads"] == 1
+
+
+CHILD = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from equipoise import runs
+from equipoise.config import Config
+folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+config = Config.from_dict(json.loads(sys.argv[3]))
+runs.federate(config)  # what is imported late is imported now, so that the children start at once
+draw = random.Random(7)
+done = 0
+go = lambda: runs.resume(folder) if (folder / "config.json").exists() else runs.run(config, folder)
+while done < kills:
+    child = os.fork()
+    if child == 0:
+        try:
+            go()
+        finally:
+            os._exit(0)
+    time.sleep(draw.uniform(0, float(sys.argv[4])))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    done += 1
+    if (folder / "result.json").exists():
+        break
+print(done, (folder / "result.json").exists())
+go()
+"""
+
+
+def killed(folder: Path, settings: Config, kills: int, longest: float) -> tuple[int, bool]:
+    """A run killed with -9 at random moments by another process, resumed each time, and finished at last."""
+    command = [sys.executable, "-c", CHILD, str(folder), str(kills), json.dumps(settings.to_dict()), str(longest)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return int(said[0]), said[1] == "True"
+
+
+def test_killed_twenty_times_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
+    settings = config(train__rounds=400)
+    seconds = runs.run(settings, tmp_path / "whole")["seconds"]
+    kills, early = killed(tmp_path / "killed", settings, 20, longest=seconds / 12)
+    assert kills == 20, "the run was over before the twentieth kill: give it more rounds"
+    assert not early
+    same(tmp_path / "whole", tmp_path / "killed")
+    whole, again = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "killed")
+    )
+    for a, b in zip(whole, again, strict=True):
+        assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+
+
+def test_resume_continues_from_the_checkpoint_only(tmp_path: Path) -> None:
+    runs.run(config(train__rounds=6), tmp_path / "whole")
+    seen: list[int] = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(step: object) -> None:
+        if step.round == 3:  # type: ignore[attr-defined]
+            raise Stop
+
+    with pytest.raises(Stop):
+        runs.run(config(train__rounds=6), tmp_path / "cut", runs.Watch(step=stop))
+    runs.resume(tmp_path / "cut", runs.Watch(step=lambda step: seen.append(step.round)))
+    assert seen == [4, 5, 6]
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_finished_run_gives_its_result_again(tmp_path: Path) -> None:
+    first = runs.run(config(train__rounds=2), tmp_path / "run")
+    said: list[str] = []
+    assert runs.resume(tmp_path / "run", runs.Watch(say=said.append)) == json.loads(json.dumps(first))
+    assert "finished already" in said[0]
+
+
+def test_resume_on_another_torch_says_so(tmp_path: Path) -> None:
+    runs.run(config(train__rounds=2), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    (tmp_path / "run" / "plan.json").write_text(json.dumps(plan | {"torch": "1.0"}))
+    said: list[str] = []
+    runs.resume(tmp_path / "run", runs.Watch(say=said.append))
+    assert "torch 1.0 is now" in said[0]
+    assert "tolerance" in said[0]
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    runs.run(config(train__rounds=1), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        runs.run(config(train__rounds=1), tmp_path / "run")
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
+    runs.run(config(train__rounds=2), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    for document in (tmp_path / "run" / "checkpoints").glob("*.json"):
+        document.write_text('{"format": "something else"}')
+    with pytest.raises(CheckpointError):
+        runs.resume(tmp_path / "run")
+
+
+def test_not_a_number_names_round_and_client_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    wild = config(method="fedavg", local__lr=1e30, local__clip=None, train__rounds=5)
+    with pytest.raises(TrainingError, match=r"round \d+: the training of client \d+ turned into not-a-number"):
+        runs.run(wild, tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["centralised", "local"])
+def test_baselines_run_like_methods(method: str, tmp_path: Path) -> None:
+    result = runs.run(config(method=method, train__rounds=2), tmp_path / method)
+    assert len(result["last"]["recall"]) == 10
+    if method == "local":
+        # Each of the 8 sites answers the whole test set.
+        assert sum(result["last"]["counts"]) == 8 * 359
+
+
+def test_each_site_alone_equals_a_federation_of_one(tmp_path: Path) -> None:
+    one = config(method="local", data__partition={"kind": "iid", "clients": 1}, train__rounds=3, train__cohort=None)
+    other = config(
+        method="fedavg", data__partition={"kind": "iid", "clients": 1}, train__rounds=3, train__cohort=None
+    )
+    alone, federated = runs.run(one, tmp_path / "one"), runs.run(other, tmp_path / "other")
+    assert alone["last"]["confusion"] == federated["last"]["confusion"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"method": "scafold"}, "did you mean 'scaffold'"),
+        ({"train__cohort": 9}, "train.cohort = 9"),
+        ({"data__minority": ["eleven"]}, "there is no class 'eleven'"),
+        ({"train__device": "cuda"}, "no CUDA device"),
+        ({"method": "scaffold", "local__optimiser": "adam"}, "expected local.optimiser = 'sgd'"),
+        ({"model__name": "mpl"}, "did you mean 'mlp'"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_round(changes: dict[str, object], sentence: str, tmp_path: Path) -> None:
+    if changes.get("train__device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(ConfigError, match=sentence):
+        runs.run(config(**changes), tmp_path / "run")
