@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -198,7 +199,7 @@ def _compare(made: list[compare.Cell], out: Path, as_json: bool, per_class: bool
         results = list(compare.carry_out(made, out, watch))
     rows = compare.summary(results)
     compare.write(rows, out / "compare.json")
-    found = [report.Run.read(cell.folder(out, cell.configs[0])) for cell in made]
+    found = [replace(report.Run.read(cell.folder(out, cell.configs[0])), name=cell.name) for cell in made]
     page = report.write(found, out / "report.html")
     if as_json:
         _print({"folder": str(out), "rows": rows})

@@ -31,8 +31,7 @@ class Run:
             if not _sound(record, len(classes)):
                 where = f"line {line} of {folder / 'metrics.jsonl'}"
                 raise CheckpointError(f"{where} does not hold metrics of {len(classes)} classes")
-        name = str(config.get("name") or folder.resolve().name)
-        return cls(name, str(config.get("method") or "fedavg"), config, records, classes, minority, counts)
+        return cls(_name(folder.resolve()), str(config.get("method") or "fedavg"), config, records, classes, minority, counts)
 
     @property
     def rounds(self) -> int:
@@ -50,6 +49,11 @@ class Run:
     def final(self, key: str) -> float | None:
         """The value of `key` in the last record with an accuracy."""
         return number((self.last("accuracy") or {}).get(key))
+
+
+def _name(folder: Path) -> str:
+    """The folder's name; runs over seeds lie in the folder of what they have in common."""
+    return f"{folder.parent.name}, {folder.name}" if folder.name.startswith("seed-") else folder.name
 
 
 def _federation(folder: Path) -> tuple[list[str], list[int], list[int]]:
