@@ -20,8 +20,8 @@ def linear(features: int = 5, classes: int = 3) -> nn.Module:
 
 def norm_cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2),
-        nn.Flatten(), nn.Linear(2 * 4 * 4, 3),
+        nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3),
+        nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2 * 4 * 4, 3),
     )  # fmt: skip
 
 
@@ -40,6 +40,7 @@ def federation(
     shape: tuple[int, ...] = (5,),
     classes: int = 3,
     seed: int = 3,
+    auxiliary: int = 4,
 ) -> Federation:
     draw = torch.Generator().manual_seed(seed)
     total = sum(sizes)
@@ -48,6 +49,8 @@ def federation(
     x = centres[y] + 0.7 * torch.randn(total, *shape, generator=draw)
     test_y = torch.arange(60) % classes
     test_x = centres[test_y] + 0.7 * torch.randn(60, *shape, generator=draw)
+    held_y = torch.arange(auxiliary * classes) % classes
+    held_x = centres[held_y] + 0.7 * torch.randn(len(held_y), *shape, generator=torch.Generator().manual_seed(seed))
     if model is None:
         torch.manual_seed(seed)
         model = linear(shape[0], classes)
@@ -63,6 +66,7 @@ def federation(
         seed=seed,
         minority=(0,),
         test=Split(test_x, test_y),
+        auxiliary=Split(held_x, held_y) if auxiliary else None,
     )
 
 

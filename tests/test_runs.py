@@ -210,3 +210,18 @@ def test_mistakes_are_found_before_the_first_round(changes: dict[str, object], s
         pytest.skip("there is a CUDA device here")
     with pytest.raises(ConfigError, match=sentence):
         runs.run(config(**changes), tmp_path / "run")
+
+
+def test_a_class_nobody_has_and_empty_clients_are_noted(tmp_path: Path) -> None:
+    said: list[str] = []
+    odd = config(
+        method="fedavg",
+        data__imbalance={"kind": "counts", "counts": [0, 0, 5, 5, 0, 0, 0, 0, 0, 0]},
+        data__partition={"kind": "iid", "clients": 12},
+        train__rounds=1,
+    )
+    runs.run(odd, tmp_path / "run", runs.Watch(say=said.append))
+    assert said == [
+        "no client has a sample of class 0, 1, 4, 5, 6, 7, 8, 9",
+        "2 of 12 clients got no samples from the partition and are skipped",
+    ]

@@ -17,7 +17,7 @@ from equipoise.tree import Tree
 
 @torch.no_grad()
 def evaluate(engine: Engine, params: Tree, buffers: Tree, split: Split, *, scores: bool = True) -> dict[str, Any]:
-    """Everything from one pass: loss, the confusion matrix, and with `scores` the areas under curves and calibration."""
+    """Everything from one pass: loss, the confusion matrix, and with `scores` areas under curves and calibration."""
     fed = engine.fed
     outputs = engine.outputs(params, buffers, split.x)
     y = split.y.to(outputs.device)

@@ -1,4 +1,4 @@
-"""A training from its first round to its last, with evaluation, the best round, early stopping, and where to resume."""
+"""A training from its first round to its last: evaluation, the best round, early stopping, and where to resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise import evaluation
 from equipoise.engines import Engine, Stacked, Sums
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, nearest
 from equipoise.federation import Federation
 from equipoise.method import Chain, Method
 from equipoise.round import State, one_round, start
@@ -38,15 +38,30 @@ class Snapshot:
         return Snapshot(state, trees["memory"], trees["best"], notes)
 
 
+MEASURES = ("balanced_accuracy", "accuracy", "macro_f1", "minority_accuracy", "worst_class_accuracy")
+
+
 @dataclass(frozen=True)
 class Settings:
     rounds: int = 100
     evaluate_every: int = 1
-    select: str = (
-        "balanced_accuracy"  # what makes a round the best: on validation data, or failing that on the test set
-    )
+    select: str = MEASURES[0]  # what makes a round the best: on validation data, or failing that on the test set
     patience: int | None = None  # stop after so many rounds without a better one on validation data
     target: float | None = None  # report the first round that reaches this accuracy
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, field: str, expected: str) -> None:
+            if not ok:
+                raise ConfigError(f"train.{field} = {getattr(self, field)!r}: expected {expected}")
+
+        def whole(value: object) -> bool:
+            return isinstance(value, int) and value > 0
+
+        need(whole(self.rounds), "rounds", "a whole number, 1 or above")
+        need(whole(self.evaluate_every), "evaluate_every", "a whole number, 1 or above")
+        need(self.patience is None or whole(self.patience), "patience", "a whole number, 1 or above, or nothing")
+        need(self.target is None or 0 < self.target <= 1, "target", "a share above 0 and at most 1, or nothing")
+        need(self.select in MEASURES, "select", f"one of {', '.join(MEASURES)}; {nearest(self.select, MEASURES)}")
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,10 @@ class Training:
         if settings.patience is not None and fed.validation is None:
             raise ConfigError(
                 "train.patience: early stopping needs data.validation, the share of samples held out for it"
+            )
+        if settings.select == "minority_accuracy" and not fed.minority:
+            raise ConfigError(
+                "train.select = 'minority_accuracy': there is no minority class; name one in data.minority"
             )
         self.state = start(fed, self.chain, engine)
         self.best: Tree = {}
@@ -111,7 +130,8 @@ class Training:
     def _record(self, sums: Sums, began: float) -> Record:
         fed, state = self.fed, self.state
         split = fed.test or fed.validation
-        last = state.round >= self.settings.rounds
+        patience, waited = self.settings.patience, self.notes["waited"] + self.settings.evaluate_every
+        last = state.round >= self.settings.rounds or (patience is not None and waited >= patience)  # or may be
         record: Record = {"round": state.round, "clients": sums.clients, "samples": sums.samples}
         if split is not None:
             record |= evaluation.evaluate(self.engine, state.params, state.buffers, split, scores=last)
@@ -122,6 +142,8 @@ class Training:
                 f"validation_{k}": judge[k] for k in ("loss", "accuracy", "balanced_accuracy", "minority_accuracy")
             }
         record |= self.chain.metrics(state.slots)
+        seen = self.engine.memory.seen(m.name for m in self.chain.having("observe"))
+        record |= self.chain.observe(state.slots, seen)
         record |= {"bytes_up": self.notes["up"], "bytes_down": self.notes["down"]}
         self._compare(record, judge)
         return record | {"seconds": time.perf_counter() - began}

@@ -39,7 +39,7 @@ class Federation:
     classes: tuple[str, ...]
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    local: Local = Local()
+    local: Local = field(default_factory=Local)
     cohort: int = 0  # clients per round; 0: all of them
     seed: int = 0
     minority: tuple[int, ...] = ()
@@ -61,6 +61,16 @@ class Federation:
     def class_counts(self) -> Tensor:
         """Of all clients together; for reports and for tests, never for a method."""
         return torch.bincount(self.y[self.indices.long()], minlength=len(self.classes))
+
+    def auxiliary_for(self, method: str) -> Split:
+        """The server's own samples, for a method that has no meaning without some of every class."""
+        held = 0 if self.auxiliary is None else len(self.auxiliary.y.bincount().nonzero())
+        if self.auxiliary is None or held < len(self.classes):
+            raise ConfigError(
+                f"data.auxiliary: {method} needs samples of every class at the server, which has those of {held} of"
+                f" {len(self.classes)} classes; expected a number of samples per class, such as data.auxiliary = 32"
+            )
+        return self.auxiliary
 
     def draw(self, round: int) -> Tensor:
         """A uniform cohort without replacement."""
@@ -100,9 +110,10 @@ def build(
     the pool is made imbalanced; then it is divided among the clients.
     """
     classes = len(data.classes)
+    _check(classes, cohort, validation, auxiliary, minority)
     pool = np.arange(len(data.y))
     pool, held_aux = _hold_out(pool, data.y, [auxiliary] * classes, seed, 0, "auxiliary")
-    share = [int(round(validation * n)) for n in np.bincount(data.y[pool], minlength=classes)]
+    share = [round(validation * n) for n in np.bincount(data.y[pool], minlength=classes)]
     pool, held_validation = _hold_out(pool, data.y, share, seed, 1, "validation")
     if imbalance is not None:
         pool = pool[imbalance(data.y[pool], classes, seed)]
@@ -123,15 +134,15 @@ def build(
         network = Network(model())
 
     def split(rows: np.ndarray) -> Split | None:
-        return Split(torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])) if len(rows) else None
+        return Split(_tensor(data.x[rows]), _tensor(data.y[rows])) if len(rows) else None
 
     counts = np.bincount(data.y[pool], minlength=classes)
     fed = Federation(
         network=network,
-        x=torch.from_numpy(np.ascontiguousarray(data.x)),
-        y=torch.from_numpy(data.y.astype(np.int64)),
-        offsets=torch.from_numpy(parts.offsets.astype(np.int64)),
-        indices=torch.from_numpy(pool[parts.indices]),
+        x=_tensor(data.x),
+        y=_tensor(data.y),
+        offsets=_tensor(parts.offsets.astype(np.int64)),
+        indices=_tensor(pool[parts.indices]),
         classes=data.classes,
         mean=data.mean,
         std=data.std,
@@ -140,14 +151,34 @@ def build(
         seed=seed,
         minority=tuple(rare_classes(counts.tolist())) if minority is None else minority,
         test=None if data.test_x is None or data.test_y is None
-        else Split(torch.from_numpy(data.test_x), torch.from_numpy(data.test_y.astype(np.int64))),
+        else Split(_tensor(data.test_x), _tensor(data.test_y)),
         validation=split(held_validation),
         auxiliary=split(held_aux),
-        roster=data.roster,
+        roster=data.roster if isinstance(partition, Natural) else None,
     )  # fmt: skip
     probe = fed.features(torch.device("cpu"), torch.float32)(fed.x[:2])
     network.check(probe, classes)
     return fed
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Without a copy, unless torch could not write to the array, which makes it warn."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
+def _check(
+    classes: int, cohort: float | None, validation: float, auxiliary: int, minority: tuple[int, ...] | None
+) -> None:
+    def need(ok: bool, name: str, value: object, expected: str) -> None:
+        if not ok:
+            raise ConfigError(f"{name} = {value!r}: expected {expected}")
+
+    if isinstance(cohort, float):
+        need(0 < cohort <= 1, "train.cohort", cohort, "a share above 0 and at most 1")
+    need(0 <= validation < 1, "data.validation", validation, "a number in [0, 1)")
+    need(isinstance(auxiliary, int) and auxiliary >= 0, "data.auxiliary", auxiliary, "a whole number, 0 or above")
+    known = all(0 <= label < classes for label in minority or ())
+    need(known, "data.minority", minority, f"class numbers from 0 to {classes - 1}")
 
 
 def _hold_out(

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from equipoise import data, federation, models, tree
 from equipoise.data import IID
-from equipoise.engines import Stacked
+from equipoise.engines import Stacked, Sums
 from equipoise.local import Local
 from equipoise.method import Chain, Method
 from equipoise.questions import Question
-from equipoise.round import one_round, start
+from equipoise.round import State, Turn, one_round, start
 from equipoise.tree import Tree
 
 
@@ -33,11 +33,19 @@ class _Watched(Stacked):
     def __init__(self, fed: federation.Federation) -> None:
         super().__init__(fed)
         self.asked: dict[tuple[str, str, bool], Tree] = {}
+        self.told: dict[str, Tree] = {}
+        self.preludes: dict[str, Chain] = {}
+
+    def train(self, state: State, plan: Tensor, chain: Chain, local: Local, turn: Turn) -> Sums:
+        if state.round < 0:
+            self.preludes[turn.owner] = chain
+        return super().train(state, plan, chain, local, turn)
 
     def ask(self, question: Question, params: Tree, buffers: Tree, *, owner: str = "", **options: Any) -> Tree:
         answer = super().ask(question, params, buffers, owner=owner, **options)
         rows = bool(options.get("rows", False))
         self.asked[owner, type(question).__name__, rows] = tree.rows(answer, 0) if rows else answer
+        self.told[owner] = {**self.told.get(owner, {}), **(options.get("msg") or {})}
         return answer
 
 
@@ -53,12 +61,14 @@ def ledger(method: Method) -> list[Entry]:
         auxiliary=8,
     )
     engine = _Watched(fed)
-    state, sums = one_round(start(fed, chain, engine), fed, chain, engine)
+    state = start(fed, chain, engine)
+    for _ in range(max((getattr(m, "every", 1) for m in chain), default=1)):  # until all questions were asked
+        state, sums = one_round(state, fed, chain, engine)
     size = _Sizes(state.params, len(fed.classes))
     entries = [Entry("receives", "the model", "model", "parameters, and buffers where the model has any")]
     for m in chain:
         slot = state.slots[m.name]
-        sent = {**m.broadcast(slot), **tree.rows(m.address(slot, torch.arange(1)), 0)}
+        sent = {**m.broadcast(slot), **tree.rows(m.address(slot, torch.arange(1)), 0), **engine.told.get(m.name, {})}
         entries += [Entry("receives", f"{m.name}: {k}", size.of(v), m.words.get(k, "")) for k, v in sent.items()]
     weighted = "weight x (its model - the model it received); the server sees the cohort's sum"
     entries.append(Entry("sends", "its change of the model", "model", weighted))
@@ -66,6 +76,9 @@ def ledger(method: Method) -> list[Entry]:
     for m in chain:
         upload = sums.uploads[m.name]
         entries += [Entry("sends", f"{m.name}: {k}", size.of(v), _summed(m, k)) for k, v in upload.items()]
+    for owner, prelude in engine.preludes.items():
+        trained = "trained before round 1: " + " and ".join(m.about for m in prelude)
+        entries.append(Entry("sends", f"{owner}: a model of its own, once", "model", trained))
     for (owner, question, rows), answer in engine.asked.items():
         who = next((m for m in chain if m.name == owner), chain)
         for k, v in answer.items():

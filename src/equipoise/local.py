@@ -56,30 +56,31 @@ class Local:
         }.items():
             value = getattr(self, field)
             need(value in choices, field, f"one of {', '.join(choices)}; {nearest(value, choices)}")
-        need(math.isfinite(self.lr) and self.lr > 0, "lr", "a number above 0")
-        need(0 <= self.momentum < 1, "momentum", "a number in [0, 1)")
+
+        def number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+            """Within [low, high), and finite."""
+            return isinstance(value, int | float) and math.isfinite(value) and low <= value < high
+
+        def whole(value: object) -> bool:
+            return isinstance(value, int) and value > 0
+
+        for field in ("lr", "eps", "gamma"):
+            value = getattr(self, field)
+            need(number(value) and value > 0, field, "a number above 0")
+        need(number(self.momentum, 0, 1), "momentum", "a number in [0, 1)")
         need(not self.nesterov or self.momentum > 0, "nesterov", "false, or momentum above 0")
-        need(
-            math.isfinite(self.weight_decay) and self.weight_decay >= 0,
-            "weight_decay",
-            "a number, 0 or above",
-        )
-        need(self.clip is None or self.clip > 0, "clip", "a number above 0, or nothing")
-        need(
-            self.batch == "full" or (isinstance(self.batch, int) and self.batch > 0),
-            "batch",
-            'a count or "full"',
-        )
-        need(self.steps_per_epoch is None or self.steps_per_epoch > 0, "steps_per_epoch", "a count, or nothing")
-        need(self.epochs > 0, "epochs", "1 or more")
-        need(all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)")
-        need(self.every > 0, "every", "1 or more")
-        need(self.gamma > 0, "gamma", "a number above 0")
-        timed = self.schedule in ("cosine", "linear")
-        need(not timed or bool(self.horizon and self.horizon > 0), "horizon", "a number of rounds")
+        need(number(self.weight_decay, 0), "weight_decay", "a number, 0 or above")
+        need(len(self.betas) == 2 and all(number(b, 0, 1) for b in self.betas), "betas", "two numbers in [0, 1)")
+        need(self.clip is None or (number(self.clip) and self.clip > 0), "clip", "a number above 0, or nothing")
+        need(self.batch == "full" or whole(self.batch), "batch", 'a count or "full"')
+        need(self.steps_per_epoch is None or whole(self.steps_per_epoch), "steps_per_epoch", "a count, or nothing")
+        need(whole(self.epochs), "epochs", "a whole number, 1 or above")
+        need(whole(self.every), "every", "a whole number, 1 or above")
+        need(self.schedule in ("constant", "step") or whole(self.horizon), "horizon", "a number of rounds")
 
     def rate(self, round: int) -> float:
-        """The learning rate in the given round, counted from 0."""
+        """The learning rate in the given round, counted from 0; a training before the first has the first rate."""
+        round = max(round, 0)
         if self.schedule == "step":
             return self.lr * self.gamma ** (round // self.every)
         if self.schedule == "constant":
@@ -292,7 +293,7 @@ def leave(task: Task, visit: Visit, carry: Carry, data: Data | None) -> tuple[Tr
     raw = tree.sub(carry.params, visit.start)
     upload, memory = task.chain.finish(raw, env, data)
     delta = task.chain.delta(raw, env)
-    return delta, upload, memory, tree.finite(delta)
+    return delta, upload, memory, tree.finite({"delta": delta, "upload": upload, "weight": visit.weight})
 
 
 def reach(env: Env) -> Tensor:

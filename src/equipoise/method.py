@@ -34,7 +34,7 @@ class Method:
     needs_data: ClassVar[bool] = False  # its `begin` or `finish` reads all local data, which costs a pass over it
     words: ClassVar[dict[str, str]] = {}  # what the leaves of slot, msg, memory and upload mean, for the ledger
 
-    # -- once, at the server ----------------------------------------------------------------------------------------
+    # -- once, at the server -----------------------------------------------------------------------------------------
     def check(self, fed: Federation, chain: Chain) -> None:
         """Refuse, with the reason, a federation or a chain in which this method has no meaning."""
 
@@ -43,11 +43,11 @@ class Method:
         return settings
 
     def init(self, turn: Turn) -> Tree:
-        """The slot before the first round; may ask the clients, or have them train."""
+        """The slot before the first round; may ask the clients, have them train, or have them resample their data."""
         return {}
 
-    # -- once, at each client ---------------------------------------------------------------------------------------
-    def remember(self, params: Tree) -> Tree:
+    # -- once, at each client ----------------------------------------------------------------------------------------
+    def remember(self, params: Tree, classes: int) -> Tree:
         """The memory of a client that was never seen: the same for all of them."""
         return {}
 
@@ -56,7 +56,7 @@ class Method:
         that names an augmented copy; the number reaches `batch` as `env.copies`."""
         return torch.arange(len(y)), torch.zeros_like(y)
 
-    # -- every round, at the server ---------------------------------------------------------------------------------
+    # -- every round, at the server ----------------------------------------------------------------------------------
     def select(self, slot: Tree, fed: Federation, round: int) -> Tensor:
         """The clients of this round. At most one method of a chain replaces the uniform draw."""
         return fed.draw(round)
@@ -73,7 +73,7 @@ class Method:
         """What each client is sent alone: one row per client in every leaf."""
         return {}
 
-    # -- every visit, at one client: traced, never with a client axis -------------------------------------------------
+    # -- every visit, at one client: traced, never with a client axis ------------------------------------------------
     def weight(self, weight: Tensor, env: Env) -> Tensor:
         """The weight of the client's delta in the average."""
         return weight
@@ -106,9 +106,10 @@ class Method:
     def delta(self, delta: Tree, env: Env) -> Tree:
         return delta
 
-    # -- every round, at the server again -----------------------------------------------------------------------------
+    # -- every round, at the server again ----------------------------------------------------------------------------
     def rows(self, delta: Tree, upload: Tree, turn: Turn) -> Tree:
-        """What the server computes from one client's tapped delta and upload as they arrive; kept in `sums.rows`."""
+        """What the server computes from one client's tapped delta and upload as they arrive; kept in `sums.rows`.
+        `turn.after` is the global model the round began with, `turn.buffers` are the client's own."""
         return {}
 
     def update(self, update: Tree, sums: Sums, slot: Tree) -> tuple[Tree, Tree]:
@@ -123,7 +124,11 @@ class Method:
         """Numbers of this method worth a line in the log of the run."""
         return {}
 
-    # -- a method is its configuration --------------------------------------------------------------------------------
+    def observe(self, slot: Tree, memory: Tree) -> dict[str, float]:
+        """More of them, which only a simulation can know: from the memories of all clients seen, one row for each."""
+        return {}
+
+    # -- a method is its configuration -------------------------------------------------------------------------------
     def __add__(self, other: Method) -> Chain:
         return Chain(self, other)
 
@@ -158,6 +163,16 @@ class Chain(Method):
             if len(several := self.having(tap)) > 1:
                 both = " and ".join(m.name for m in several)
                 raise ConfigError(f"method: {both} each replace {what}; keep one of them")
+        for method in self.having("rows"):
+            self.may_look(method.name)
+
+    def may_look(self, name: str) -> None:
+        """Refuse the named method if it looks at single clients and does not say so."""
+        if any(m.name == name and not m.reveals for m in self.methods):
+            raise ConfigError(f"method: {name} looks at single clients, not at sums, and must say so in `reveals`")
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.methods))})"
 
     def __str__(self) -> str:
         return " + ".join(str(m) for m in self.methods) or "fedavg"
@@ -184,12 +199,10 @@ class Chain(Method):
         resampling = self.having("resample")
         for m in sorted(self.methods, key=lambda m: m not in resampling):
             slots[m.name] = m.init(turn.of(m.name))
-            if m in resampling:
-                turn.engine.resample(m, slots[m.name])
         return {m.name: slots[m.name] for m in self.methods}
 
-    def remember(self, params: Tree) -> Tree:
-        return {m.name: m.remember(params) for m in self.methods}
+    def remember(self, params: Tree, classes: int) -> Tree:
+        return {m.name: m.remember(params, classes) for m in self.methods}
 
     def select(self, slot: Tree, fed: Federation, round: int) -> Tensor:
         for m in self.having("select"):
@@ -272,6 +285,10 @@ class Chain(Method):
 
     def metrics(self, slot: Tree) -> dict[str, float]:
         return {f"{m.name}.{k}": v for m in self.methods for k, v in m.metrics(slot[m.name]).items()}
+
+    def observe(self, slot: Tree, memory: Tree) -> dict[str, float]:
+        known = [m for m in self.having("observe") if m.name in memory]
+        return {f"{m.name}.{k}": v for m in known for k, v in m.observe(slot[m.name], memory[m.name]).items()}
 
     def _own(self, env: Env, tap: str) -> Iterator[tuple[Method, Env]]:
         """Each method that changes the tap, with the part of the environment that is its own."""

@@ -74,8 +74,8 @@ class MaskedBatchNorm(nn.Module):
         mean = torch.where(alone, self.running_mean, mean)
         var = torch.where(alone, self.running_var, var)
         if self.training:
-            tracked = self.num_batches_tracked + 1
-            rate = 1.0 / tracked if self.momentum is None else self.momentum
+            tracked = self.num_batches_tracked + (~alone)
+            rate = 1 / tracked.clamp(min=1).to(x.dtype) if self.momentum is None else self.momentum
             unbiased = var * (real / (real - 1).clamp(min=1))
             self.num_batches_tracked = tracked
             moved = self.running_var + rate * (unbiased - self.running_var)
@@ -85,7 +85,10 @@ class MaskedBatchNorm(nn.Module):
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of the context's key and the layer's place in the model."""
+    """Dropout whose mask is a function of the context's key and the layer's place in the model.
+
+    The layer moves its key on, so that one which is used twice in a model drops differently each time.
+    """
 
     key: Tensor
 
@@ -103,33 +106,43 @@ class KeyedDropout(nn.Module):
         size = 1
         for length in shape:
             size *= length
-        dropped = random.chance(random.fold(self.key, self.place), size, self.p).view(shape)
+        self.key = random.fold(self.key, self.place)
+        dropped = random.chance(self.key, size, self.p).view(shape)
         return torch.where(dropped, 0, x / (1 - self.p) if self.p < 1 else x)
 
 
-def _swap(module: nn.Module, places: list[int]) -> nn.Module:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return MaskedBatchNorm(module)
-    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-        places[0] += 1
-        return KeyedDropout(module.p, places[0], channels=not isinstance(module, nn.Dropout))
-    for name, child in module.named_children():
-        setattr(module, name, _swap(child, places))
-    return module
+def _swap(module: nn.Module) -> nn.Module:
+    """The module with other layers in place of some, in order of appearance; a layer that is shared stays shared."""
+    swapped: dict[nn.Module, nn.Module] = {}
+    place = 0
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            swapped[layer] = MaskedBatchNorm(layer)
+        elif isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            place += 1
+            swapped[layer] = KeyedDropout(layer.p, place, channels=not isinstance(layer, nn.Dropout))
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child in swapped:
+                parent._modules[name] = swapped[child]
+    return swapped.get(module, module)
 
 
 class Network:
     """The functional form of a module, its initial parameters and its buffers."""
 
     def __init__(self, module: nn.Module) -> None:
-        module = _swap(copy.deepcopy(module), [0])
+        module = _swap(copy.deepcopy(module))
         self.module = module
-        self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
+        named = dict(module.named_parameters())
+        self.params: Tree = {name: p.detach().clone() for name, p in named.items() if p.requires_grad}
         layers = dict(module.named_modules())
         self._masks = [f"{k}.mask".lstrip(".") for k, m in layers.items() if isinstance(m, MaskedBatchNorm)]
         self._keys = [f"{k}.key".lstrip(".") for k, m in layers.items() if isinstance(m, KeyedDropout)]
         extra = {*self._masks, *self._keys}
-        self.buffers: Tree = {k: b.detach().clone() for k, b in module.named_buffers() if k not in extra}
+        # Frozen parameters are values that training reads and does not change, like buffers.
+        fixed = {k: p for k, p in named.items() if not p.requires_grad} | dict(module.named_buffers())
+        self.buffers: Tree = {k: b.detach().clone() for k, b in fixed.items() if k not in extra}
         # Two copies, because a mode switch walks the whole module and would happen at every step.
         self._modes = {True: module.train(), False: copy.deepcopy(module).eval()}
         for mode in self._modes.values():
@@ -144,6 +157,8 @@ class Network:
 
     def check(self, x: Tensor, classes: int) -> None:
         """Refuse, before the first round, a model that cannot be trained as a pure function of its inputs."""
+        if not self.params:
+            raise ConfigError("model: it has no parameter that requires a gradient, so there is nothing to train")
         guilty: list[str] = []
 
         def watch(name: str, layer: nn.Module) -> None:
@@ -156,7 +171,7 @@ class Network:
 
             layer.register_forward_hook(after)
 
-        probe = copy.deepcopy(self.module).train().to(x.device)
+        probe = copy.deepcopy(self.module).train().to(x.device, x.dtype)
         for name, layer in probe.named_modules():
             watch(name, layer)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -164,7 +179,7 @@ class Network:
                 probe.get_submodule(name.rpartition(".")[0]).mask = x.new_ones(len(x), dtype=torch.bool)
             try:
                 outputs = probe(x)
-            except (RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:
                 shape = tuple(x.shape[1:])
                 raise ConfigError(f"model: it cannot take samples of shape {shape}: {error}") from error
         if guilty:
@@ -172,8 +187,11 @@ class Network:
                 f"model: {guilty[0]} draws from torch's own generator, so runs could not be repeated or resumed;"
                 " use nn.Dropout (which is keyed here) or draw nothing"
             )
-        if tuple(outputs.shape) != (len(x), classes):
+        expected = (len(x), classes)
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(f"model: it gives a {type(outputs).__name__}, expected a tensor of shape {expected}")
+        if tuple(outputs.shape) != expected:
             raise ConfigError(
                 f"model: it gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples,"
-                f" expected ({len(x)}, {classes}): one score per class"
+                f" expected {expected}: one score per class"
             )

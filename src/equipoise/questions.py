@@ -1,7 +1,7 @@
 """Questions the server may put to clients outside training. Each is answered by a total, never by one client.
 
 A question is, like a method, a frozen dataclass: it can be written down, sent and rebuilt at the other end. `measure`
-adds up something over batches of a client's data; `answer` turns the total into the reply and the client's new memory.
+adds up something over batches of a client's data; `answer` turns the total into the reply and the new memory.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ class ClassCounts(Question):
     def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
         hit = (y[:, None] == torch.arange(self.classes, device=y.device)) & mask[:, None]
         return {"counts": hit.sum(0)}
+
+
+@dataclass(frozen=True)
+class KeptCounts(ClassCounts):
+    """The same, and each client keeps its own."""
+
+    def answer(self, totals: Tree, n: Tensor, msg: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return totals, {"counts": totals["counts"].to(memory["counts"].dtype)}
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:

@@ -34,17 +34,26 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
+def _mix_number(z: int) -> int:
+    """`_mix` of a number known beforehand, which need not travel to the device."""
+    z &= (1 << 64) - 1
+    z = (z ^ (z >> 30)) * _FIRST & ((1 << 64) - 1)
+    z = (z ^ (z >> 27)) * _SECOND & ((1 << 64) - 1)
+    return _signed(z ^ (z >> 31))
+
+
 def fold(key: Tensor, word: Tensor | int) -> Tensor:
     """A new key from a key and one more word; broadcasts."""
     # The xor comes first on purpose: torch.compile folds arange * c + d into an index expression and gets
     # the wrapping wrong, but it leaves the bits of an xor alone.
-    word = torch.as_tensor(word, dtype=torch.int64, device=key.device) ^ _SECOND
-    return _mix(key + _GOLDEN + _mix(word))
+    if isinstance(word, Tensor):
+        return _mix(key + _GOLDEN + _mix(word.to(key.device, torch.int64) ^ _SECOND))
+    return _mix(key + _GOLDEN + _mix_number(int(word) ^ _SECOND))
 
 
 def bits(seed: int, *words: Tensor | int, device: torch.device | str | None = None) -> Tensor:
     """64 random bits (as int64) for a seed and any words that say what they are for."""
-    key = torch.tensor(_signed(seed), dtype=torch.int64, device=device)
+    key = torch.tensor(_signed(int(seed)), dtype=torch.int64, device=device)
     for word in words:
         key = fold(key, word)
     return key
@@ -84,11 +93,13 @@ def choose(seed: int, words: tuple[int, ...], population: int, size: int) -> Ten
     if population <= 4096:
         return order(key, population)[:size].sort().values
     half = ((population - 1).bit_length() + 1) // 2
+    low = (1 << half) - 1
+    turns = [fold(key, turn) for turn in range(6)]
 
     def permute(value: Tensor) -> Tensor:
-        left, right = value >> half, value & ((1 << half) - 1)
-        for turn in range(6):
-            left, right = right, left ^ (fold(fold(key, turn), right) & ((1 << half) - 1))
+        left, right = value >> half, value & low
+        for turn in turns:
+            left, right = right, left ^ (fold(turn, right) & low)
         return (left << half) | right
 
     value = permute(torch.arange(min(size, population)))

@@ -114,6 +114,7 @@ def run(config: Config, out: Path, watch: Watch = Watch()) -> Record:
         parse_method(config.method)
     fed = federate(config)
     plan = execution_plan(config, fed)
+    _warn(fed, watch)
     with RunFolder.create(out, config.to_dict()) as folder:
         folder.write("federation", _describe(fed))
         folder.write("plan", plan | {"equipoise": __version__})
@@ -181,6 +182,15 @@ def _carry_out(config: Config, fed: Federation, plan: dict[str, Any], folder: Ru
     notes = training.notes
     result = {"method": str(config.method), "last": record, "best": notes["best"], "reached": notes["reached"]}
     return _finish(folder, result | {"across_clients": spread}, began)
+
+
+def _warn(fed: Federation, watch: Watch) -> None:
+    """What is odd about the data but no reason to stop."""
+    absent = [name for name, count in zip(fed.classes, fed.class_counts.tolist(), strict=True) if count == 0]
+    if absent:
+        watch.say(f"no client has a sample of class {', '.join(absent)}")
+    if empty := fed.clients - len(fed.eligible):
+        watch.say(f"{empty} of {fed.clients} clients got no samples from the partition and are skipped")
 
 
 def _last(folder: RunFolder) -> Record | None:

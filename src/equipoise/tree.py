@@ -70,7 +70,8 @@ def norm(a: Tree) -> Tensor:
 
 def finite(a: Tree) -> Tensor:
     """One boolean: is every number of the tree finite?"""
-    return dot(a, a).isfinite() if a else torch.tensor(True)
+    checks = [leaf.isfinite().all() for leaf in leaves(a)]
+    return torch.stack(checks).all() if checks else torch.tensor(True)
 
 
 def rows(tree: Tree, index: Tensor | slice | int) -> Tree:

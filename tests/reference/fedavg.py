@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equipoise.federation import Federation
 from equipoise.local import Local
-from tests.reference.loop import State, average_buffers, load, named, train_client, weights
+from tests.reference.loop import ClientLoss, Loss, State, average_buffers, load, named, train_client, weights
 
 Server = Callable[[str, Tensor, Tensor], Tensor]  # (name, parameter, mean delta) -> new parameter
 
@@ -26,6 +26,8 @@ def fedavg(
     local: Local,
     mu: float = 0.0,
     server: Server = plain_server,
+    loss: Loss = nn.functional.cross_entropy,
+    client_loss: ClientLoss | None = None,
 ) -> State:
     module = copy.deepcopy(module).double()
     params = named(module)
@@ -41,7 +43,8 @@ def fedavg(
                 for name, p in m.named_parameters():
                     p.grad += mu * (p.detach() - params[name])  # noqa: B023
 
-            train_client(module, fed, client, round, local, pull if mu else None)
+            mine = loss if client_loss is None else client_loss(client)
+            train_client(module, fed, client, round, local, pull if mu else None, loss=mine)
             results.append({k: v.clone() for k, v in module.state_dict().items()})
         old = params
         params = {

@@ -13,6 +13,8 @@ from equipoise.federation import Federation
 from equipoise.local import Local
 
 State = dict[str, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs of a batch, its labels) -> what is minimised
+ClientLoss = Callable[[int], Loss]  # client -> its loss
 
 
 class GivenDropout(nn.Module):
@@ -76,18 +78,20 @@ def train_client(
     round: int,
     local: Local,
     correct: Callable[[nn.Module], None] | None = None,
+    wave: int = 0,
+    loss: Loss = nn.functional.cross_entropy,
 ) -> int:
     """Local training in place; `correct` may change the gradients. Returns the number of steps."""
     module.train()
     step = optimiser(local, module, round)
-    key = random.fold(random.bits(fed.seed, random.TRAIN, round, 0, client), random.DROPOUT)
+    key = random.fold(random.bits(fed.seed, random.TRAIN, round, wave, client), random.DROPOUT)
     taken = 0
-    for rows in batches(fed, client, round, local):
+    for rows in batches(fed, client, round, local, wave):
         for layer in module.modules():
             if isinstance(layer, GivenDropout):
                 layer.key = random.fold(key, taken)
         step.zero_grad()
-        nn.functional.cross_entropy(module(fed.x[rows].double()), fed.y[rows]).backward()
+        loss(module(fed.x[rows].double()), fed.y[rows]).backward()
         if correct is not None:
             correct(module)
         if local.clip is not None:

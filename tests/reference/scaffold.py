@@ -9,10 +9,17 @@ from torch import nn
 
 from equipoise.federation import Federation
 from equipoise.local import Local
-from tests.reference.loop import State, average_buffers, load, named, train_client, weights
+from tests.reference.loop import ClientLoss, State, average_buffers, load, named, train_client, weights
 
 
-def scaffold(fed: Federation, module: nn.Module, rounds: int, local: Local, mu: float = 0.0) -> State:
+def scaffold(
+    fed: Federation,
+    module: nn.Module,
+    rounds: int,
+    local: Local,
+    mu: float = 0.0,
+    client_loss: ClientLoss = lambda client: nn.functional.cross_entropy,
+) -> State:
     module = copy.deepcopy(module).double()
     x = named(module)
     buffers = {k: b.clone() for k, b in module.named_buffers()}
@@ -30,7 +37,7 @@ def scaffold(fed: Federation, module: nn.Module, rounds: int, local: Local, mu: 
                 for k, p in m.named_parameters():
                     p.grad += c[k] - controls[i][k] + mu * (p.detach() - x[k])  # noqa: B023
 
-            steps = train_client(module, fed, i, round, local, correct)
+            steps = train_client(module, fed, i, round, local, correct, loss=client_loss(i))
             y = named(module)
             # With a proximal pull, a gradient of one carries the model less far than the number of steps.
             reach, lr = 0.0, local.rate(round)

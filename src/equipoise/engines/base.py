@@ -6,7 +6,7 @@ and `ask` (a question, answered by a sum). A simulating engine only says how a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from equipoise import random, tree
 from equipoise.engines.memory import GIB, Memories
-from equipoise.errors import TrainingError
+from equipoise.engines.precision import arithmetic, checked
+from equipoise.errors import ConfigError, TrainingError
 from equipoise.local import Data, Local, Task, Visit
 from equipoise.network import Context
 from equipoise.questions import Question
@@ -25,20 +26,13 @@ if TYPE_CHECKING:
     from equipoise.method import Chain, Method
     from equipoise.round import State, Turn
 
-PRECISIONS = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.float32,
-    "float64": torch.float64,
-}
-
 
 class Sums(NamedTuple):
     """All that the server learns from the visits of a round."""
 
     delta: Tree  # of weight * delta
     weight: Tensor
-    buffers: Tree  # float buffers: of plain weight * buffer; integer buffers: the largest
+    buffers: Tree  # float buffers: of plain weight * change; integer buffers: the largest
     plain_weight: Tensor
     uploads: Tree  # by method
     clients: int
@@ -55,7 +49,8 @@ class Sums(NamedTuple):
         if not before or self.clients == 0:
             return before
         return tree.map(
-            lambda total: total / self.plain_weight.to(total.dtype) if total.is_floating_point() else total,
+            lambda old, total: old + total / self.plain_weight.to(old.dtype) if old.is_floating_point() else total,
+            before,
             self.buffers,
         )
 
@@ -97,12 +92,12 @@ class Engine:
     def __init__(
         self, fed: Federation, *, device: str = "cpu", precision: str = "float32", memory_gib: float = 8.0
     ) -> None:
-        self.fed, self.device, self.precision = fed, torch.device(device), precision
-        self.dtype = PRECISIONS[precision]
+        self.fed, self.precision = fed, precision
+        self.device, self.dtype = checked(device, precision)
         self.autocast = self.device.type if precision == "bf16" else None
         self.memory_limit = int(memory_gib * GIB)
         self.x, self.y = fed.x.to(self.device), fed.y.to(self.device)
-        self.offsets, self.indices = fed.offsets, fed.indices
+        self.offsets, self.indices = fed.offsets, fed.indices.to(self.device)
         self.copies: Tensor | None = None
         self.features = fed.features(self.device, self.dtype)
         self.memory = Memories({}, fed.clients, self.memory_limit)
@@ -113,32 +108,42 @@ class Engine:
             lambda leaf: leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype), values
         )
 
-    # -- verbs --------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------------------------
     def open(self, chain: Chain, params: Tree) -> None:
         initial = chain.remember(params, len(self.fed.classes))
         self.memory = Memories(initial, self.fed.clients, self.memory_limit)
+        self.offsets, self.indices, self.copies = self.fed.offsets, self.fed.indices.to(self.device), None
 
     def resample(self, method: Method, slot: Tree) -> None:
         """Let every client choose what it trains on, once."""
         indices, copies, sizes = [], [], []
         for client in range(self.fed.clients):
             rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-            mine = self.indices[rows].long()
+            mine = self.indices[rows].long().cpu()
             old = torch.zeros_like(mine) if self.copies is None else self.copies[rows].cpu()
             key = random.bits(self.fed.seed, random.RESAMPLE, client)
-            positions, new = method.resample(self.fed.y[mine], method.broadcast(slot), key)
+            positions, new = torch.arange(0), torch.arange(0)
+            if len(mine):
+                positions, new = method.resample(self.fed.y[mine], method.broadcast(slot), key)
+                if len(positions) == 0:
+                    who = self.fed.client_name(client)
+                    raise ConfigError(
+                        f"method: {method.name} leaves client {who} no sample of its {len(mine)} to train on"
+                    )
             indices.append(mine[positions])
             copies.append(torch.where(new > 0, new, old[positions]))
             sizes.append(len(positions))
-        self.indices, self.copies = torch.cat(indices), torch.cat(copies).to(self.device)
+        self.indices, self.copies = torch.cat(indices).to(self.device), torch.cat(copies).to(self.device)
         self.offsets = torch.tensor([0, *sizes]).cumsum(0)
 
     def train(self, state: State, plan: Tensor, chain: Chain, local: Local, turn: Turn) -> Sums:
         task = Task(chain, self.fed.network, local, self.autocast)
         total = _Total(state, self.device, self.dtype)
         shared = chain.broadcast(state.slots)
-        for lanes in self._blocks(plan, local):
-            self._train_lanes(task, state, plan[:, lanes], shared, total, turn)
+        self._check_lanes(plan, chain)
+        with arithmetic(self.device, self.precision):
+            for lanes in self._blocks(plan, local):
+                self._train_lanes(task, state, plan[:, lanes], shared, total, turn)
         return total.close(self.fed, state.round)
 
     def ask(
@@ -171,7 +176,7 @@ class Engine:
         back = by_size.argsort().to(self.device)
         return tree.map(lambda *parts: torch.cat(parts)[back], *kept)
 
-    # -- for subclasses -------------------------------------------------------------------------------------------------
+    # -- for subclasses ----------------------------------------------------------------------------------------------
     def visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor, shared_start: bool) -> Result:
         raise NotImplementedError
 
@@ -185,25 +190,36 @@ class Engine:
 
     def look_up(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Raw samples, labels and copy numbers of rows of the partition."""
-        where = self.indices[rows.to(self.indices.device)].to(self.device).long()
+        rows = rows.to(self.device)
+        where = self.indices[rows].long()
         copies = torch.zeros_like(where) if self.copies is None else self.copies[rows]
         return self.x[where], self.y[where], copies
 
-    def all_data(self, ids: Tensor) -> Data:
-        """All samples of these clients, padded to the largest with each client's first."""
-        n = self.sizes(ids)
-        place = torch.arange(int(n.max()))
+    def all_data(self, first: Tensor, n: Tensor, most: int) -> Data:
+        """All samples of some clients, padded to `most` with each client's first; `first` is where its rows begin."""
+        place = torch.arange(most, device=self.device)
         mask = place < n[:, None]
-        x, y, _ = self.look_up(self.samples(ids, torch.where(mask, place, 0)))
-        return Data(x, y, mask.to(self.device), self.features)
+        x, y, _ = self.look_up(first[:, None] + torch.where(mask, place, 0))
+        return Data(x, y, mask, self.features)
 
-    # -- how it is done -------------------------------------------------------------------------------------------------
+    # -- how it is done ----------------------------------------------------------------------------------------------
+    def _check_lanes(self, plan: Tensor, chain: Chain) -> None:
+        """Lanes train beside each other: of one client's memory in two of them, one change would be lost."""
+        keeping = [m.name for m in chain if m.name in self.memory.methods and not self.memory.methods[m.name].empty]
+        lane, client = torch.arange(plan.shape[1]).expand_as(plan)[plan >= 0], plan[plan >= 0]
+        lanes = torch.unique(torch.stack([client, lane]), dim=1)[0].bincount() if keeping else plan.new_zeros(1)
+        if len(lanes) and int(lanes.max()) > 1:
+            raise ConfigError(
+                f"method: client {self.fed.client_name(int(lanes.argmax()))} trains {int(lanes.max())} times at once in"
+                f" a round, where {keeping[0]} keeps one memory; leave out {keeping[0]}, or draw a client only once"
+            )
+
     def _blocks(self, plan: Tensor, local: Local) -> Iterator[Tensor]:
         """Lanes that train together: alike in batch size and in steps, so that the short do not wait for the long."""
         seen = plan >= 0
         n = torch.where(seen, self.sizes(plan.clamp(min=0)), 0)
         batch, steps = local.batches(n)
-        batch = torch.where(seen, batch, 0).amax(0) if len(plan) else batch
+        batch = torch.where(seen, torch.minimum(batch, n), 0).amax(0)
         steps = torch.where(seen, steps, 0).sum(0)
         lanes = [k for k in range(plan.shape[1]) if bool(seen[:, k].any())]
         lanes.sort(key=lambda k: (-int(batch[k]), -int(steps[k]), k))
@@ -262,7 +278,8 @@ class Engine:
         n = self.sizes(ids)
         totals: Tree = {}
         if question.needs_data:
-            x, y, mask, _ = self.all_data(ids)
+            first = self.offsets[ids].to(self.device)
+            x, y, mask, _ = self.all_data(first, n.to(self.device), int(n.max()))
             outputs = self.outputs(params, buffers, x.flatten(0, 1)) if question.needs_model else y.flatten()[:, None]
             totals = torch.vmap(question.measure)(outputs.view(*y.shape, -1), y, mask)
         own = self.memory.methods[owner].get(ids) if owner else {}
@@ -277,7 +294,8 @@ class Engine:
         for low in range(0, len(x), chunk):
             some = x[low : low + chunk]
             mask = torch.ones(len(some), dtype=torch.bool, device=self.device)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast is not None):
+            fast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast is not None)
+            with fast, arithmetic(self.device, self.precision):
                 out, _ = self.fed.network(
                     params, buffers, self.features(some.to(self.device)), Context(mask, key, False)
                 )
@@ -294,12 +312,19 @@ def _chunks(by_size: Tensor, sizes: Tensor, most: int) -> Iterator[Tensor]:
         at += step
 
 
+def _weigh(weights: Tensor, rows: Tensor) -> Tensor:
+    """The weighted sum of rows, of whatever shape they are."""
+    total: Tensor = torch.tensordot(weights, rows, 1)
+    return total
+
+
 class _Total:
     """The sums of a round while they are added up."""
 
     def __init__(self, state: State, device: torch.device, dtype: torch.dtype) -> None:
         self.state = state
-        self.delta, self.buffers = tree.zeros(state.params), tree.zeros(state.buffers)
+        self.delta = tree.zeros(state.params)
+        self.buffers = tree.map(lambda b: torch.zeros_like(b) if b.is_floating_point() else b, state.buffers)
         self.weight = torch.zeros((), dtype=dtype, device=device)
         self.plain = torch.zeros_like(self.weight)
         self.uploads: Tree = {}
@@ -324,16 +349,18 @@ class _Total:
         self.up += len(ids) * (model + 8) + tree.nbytes(result.upload)
 
     def lanes(self, delta: Tree, weight: Tensor, plain: Tensor, buffers: Tree) -> None:
-        self.delta = tree.map(lambda s, d: s + (weight @ d.flatten(1)).view_as(s), self.delta, delta)
+        self.delta = tree.map(lambda s, d: s + _weigh(weight, d), self.delta, delta)
         self.weight = self.weight + weight.sum()
         self.plain = self.plain + plain.sum()
 
-        def merge(total: Tensor, values: Tensor) -> Tensor:
-            if values.is_floating_point():
-                return total + (plain.to(values.dtype) @ values.flatten(1)).view_as(total)
-            return torch.maximum(total, values.amax(0))
+        def merge(total: Tensor, old: Tensor, values: Tensor) -> Tensor:
+            if not values.is_floating_point():
+                return torch.maximum(total, values.amax(0))
+            # A buffer that no client changes stays what it is, to the bit, also where it is infinite.
+            change = torch.where(values == old, 0, values - old)
+            return total + _weigh(plain.to(values.dtype), change)
 
-        self.buffers = tree.map(merge, self.buffers, buffers)
+        self.buffers = tree.map(merge, self.buffers, self.state.buffers, buffers)
 
     def close(self, fed: Federation, round: int) -> Sums:
         for ids, finite in self.finite:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -19,12 +21,17 @@ class Memories:
     def __init__(self, initial: Tree, clients: int, limit: int) -> None:
         self.methods = {name: ClientMemory(name, own, clients, limit) for name, own in initial.items()}
 
-    def get(self, ids: Tensor) -> Tree:
-        return {name: own.get(ids) for name, own in self.methods.items()}
+    def get(self, ids: Tensor, names: Iterable[str]) -> Tree:
+        return {name: self.methods[name].get(ids) for name in names if name in self.methods}
 
     def put(self, ids: Tensor, memory: Tree) -> None:
         for name, new in memory.items():
-            self.methods[name].put(ids, new)
+            if new:
+                self.methods[name].put(ids, new)
+
+    def seen(self, names: Iterable[str]) -> Tree:
+        """The memories of every client seen, of these methods."""
+        return {name: own.save()["rows"] for name in names if (own := self.methods[name]).seen}
 
     def save(self) -> Tree:
         return {name: saved for name, own in self.methods.items() if (saved := own.save())}
@@ -63,7 +70,7 @@ class ClientMemory:
     def put(self, ids: Tensor, memory: Tree) -> None:
         if self.empty:
             return
-        new = ids[self.place[ids] < 0]
+        new = torch.unique(ids[self.place[ids] < 0])  # a cohort drawn with replacement may name a client twice
         if len(new):
             self._grow(self.seen + len(new))
             self.place[new] = torch.arange(self.seen, self.seen + len(new), dtype=torch.int32)

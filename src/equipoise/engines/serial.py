@@ -35,7 +35,7 @@ class Serial(Engine):
         carry = Carry(visit.start, buffers, L.optimiser_state(task.local, visit.start))
         data = None
         if any(m.needs_data for m in task.chain):
-            x, y, mask, features = self.all_data(ids)
+            x, y, mask, features = self.all_data(self.offsets[ids].to(self.device), visit.n[None], int(visit.n))
             data = Data(x[0], y[0], mask[0], features)
         weight, plain, note = L.arrive(task, visit, carry, data)
         visit = visit._replace(weight=weight, note=note)
@@ -55,7 +55,8 @@ def _blame(error: Exception) -> str:
     blamed, trace = "the model or the optimiser", error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, Method) and not isinstance(owner, Chain):
-            blamed = f"method {owner.name}, tap {trace.tb_frame.f_code.co_name}"
+        tap = trace.tb_frame.f_code.co_name
+        if isinstance(owner, Method) and not isinstance(owner, Chain) and hasattr(Method, tap):
+            blamed = f"method {owner.name}, tap {tap}"
         trace = trace.tb_next
     return blamed

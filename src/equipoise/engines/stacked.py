@@ -8,7 +8,7 @@ finished stands still in it.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,19 @@ from torch import Tensor
 from equipoise import local as L
 from equipoise import tree
 from equipoise.engines.base import Engine, Result, client_axes, take
+from equipoise.engines.graphs import Graphs
+from equipoise.errors import TrainingError
 from equipoise.local import Batch, Carry, Data, Task, Visit
 from equipoise.tree import Tree
+
+
+class Shapes(NamedTuple):
+    """What fixes the shapes of a program: the largest client, the largest batch, who still trains at each step."""
+
+    most: int
+    width: int
+    active: tuple[int, ...]
+    axes: Any  # of a visit, as vmap wants them told
 
 
 class Stacked(Engine):
@@ -25,6 +36,7 @@ class Stacked(Engine):
         super().__init__(fed, **options)
         self.width = width or self._auto_width()
         self.compiled = compile
+        self.graphs = Graphs(self.device)
         self._step = torch.compile(_step, dynamic=False) if compile else _step
 
     def _auto_width(self) -> int:
@@ -33,51 +45,77 @@ class Stacked(Engine):
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             return max(1, int(0.1 * free) // (numbers * 4 * 4))
-        return max(1, min(64, (1 << 20) // numbers))
+        return max(1, min(64, (1 << 22) // numbers))
 
     def visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor, shared_start: bool) -> Result:
-        size, steps = task.local.batches(self.sizes(ids))
-        longest = steps.argsort(descending=True, stable=True)
-        back = longest.argsort().to(self.device)
-        place = longest.to(self.device)
-        ids, size, steps = ids[longest], size[longest], steps[longest]
-        dims = client_axes(shared_start)
-        visit = take(visit._replace(note={}), place, dims)
-        carry = Carry(
-            tree.map(torch.clone, tree.repeat(visit.start, len(ids))) if shared_start else visit.start,
-            tree.rows(buffers, place),
-            {},
-        )
-        carry = carry._replace(opt=L.optimiser_state(task.local, carry.params))
-        data = self.all_data(ids) if any(m.needs_data for m in task.chain) else None
-        visit, plain = _arrive(task, visit, carry, data, dims)
-        carry = self._train(task, visit, carry, ids, size, steps, dims)
-        result = _leave(task, visit, carry, data, dims, plain)
-        answer: Result = take(result, back)
-        return answer
+        # On the host: the order by steps, and everything that fixes the shapes of the program.
+        n = self.sizes(ids)
+        size, steps = task.local.batches(n)
+        order = steps.argsort(descending=True, stable=True)
+        steps = steps[order]
+        active = tuple(int((steps > t).sum()) for t in range(int(steps.max())))  # clients still training, by step
+        shapes = Shapes(int(n.max()), int(torch.minimum(size, n).max()), active, client_axes(shared_start))
+        # On the device: the same program for every visit of these shapes.
+        place = order.to(self.device)
+        inputs = {
+            **take(visit._replace(note={}), place, shapes.axes)._asdict(),
+            "buffers": tree.rows(buffers, place),
+            "size": size.to(self.device)[place],
+            "first": self.offsets[ids].to(self.device)[place],
+        }
+        alike = {name: leaf.shape for name, leaf in tree.flatten(inputs).items()}
+        signature = (task.chain, task.local, shapes, tuple(alike.items()), self._data_version())
+        try:
+            result = self.graphs.run(signature, partial(self._program, task, shapes), inputs)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"train.block = {self.width}: the device has not enough memory for {len(ids)} clients at once;"
+                " expected a smaller block"
+            ) from error
+        except Exception as error:
+            raise TrainingError(
+                f"the model or a method failed while clients were trained together: {type(error).__name__}: {error};"
+                " train.engine = 'serial' says which one, at which tap and client"
+            ) from error
+        return take(result, order.argsort().to(self.device))  # type: ignore[no-any-return]
 
-    def _train(
-        self, task: Task, visit: Visit, carry: Carry, ids: Tensor, size: Tensor, steps: Tensor, dims: Visit
-    ) -> Carry:
-        most, width, longest = int(self.sizes(ids).max()), int(size.max()), int(steps.max())
-        plan = L.schedule(task.local, visit.key, visit.n, size.to(self.device), most, min(width, most), longest)
-        rows = self.samples(ids, plan.positions)
+    def _data_version(self) -> int:
+        """Recorded programs read these tensors where they lay."""
+        return self.indices.data_ptr()
+
+    def _program(self, task: Task, shapes: Shapes, inputs: Tree) -> Result:
+        """Everything between what the clients are given and what comes back; no step waits for the host."""
+        inputs = dict(inputs)
+        buffers, size, first = inputs.pop("buffers"), inputs.pop("size"), inputs.pop("first")
+        visit, axes = Visit(**inputs), shapes.axes
+        clients = len(visit.n)
+        stacked = axes.start == 0
+        params = visit.start if stacked else tree.map(torch.clone, tree.repeat(visit.start, clients))
+        carry = Carry(params, buffers, L.optimiser_state(task.local, params))
+        data = self.all_data(first, visit.n, shapes.most) if any(m.needs_data for m in task.chain) else None
+        visit, plain = _arrive(task, visit, carry, data, axes)
+        carry = self._train(task, visit, carry, size, first, shapes)
+        return _leave(task, visit, carry, data, axes, plain)
+
+    def _train(self, task: Task, visit: Visit, carry: Carry, size: Tensor, first: Tensor, shapes: Shapes) -> Carry:
+        longest = len(shapes.active)
+        plan = L.schedule(task.local, visit.key, visit.n, size, shapes.most, shapes.width, longest)
+        rows = first[:, None, None] + plan.positions
         index = torch.arange(longest, device=self.device)
         done: list[Carry] = []
-        active = [int((steps > t).sum()) for t in range(longest)]
-        for t in range(longest):
-            need = active[t]
-            have = len(next(tree.leaves(carry.params)))
+        have = len(visit.n)
+        for t, need in enumerate(shapes.active):
             if need < have and (not self.compiled or 2 * need <= have):
                 done.append(take(carry, slice(need, have)))
-                carry, visit = take(carry, slice(0, need)), take(visit, slice(0, need), dims)
+                carry, visit = take(carry, slice(0, need)), take(visit, slice(0, need), shapes.axes)
                 have = need
             x, y, copies = self.look_up(rows[:have, t])
             batch = Batch(self.features(x), y, copies, plan.counts[:have, t])
-            carry = self._step(task, visit, carry, batch, index[t], dims, need < have)
+            carry = self._step(task, visit, carry, batch, index[t], shapes.axes, need < have)
         if not done:
             return carry
-        return Carry(*(tree.map(lambda *p: torch.cat(p), *parts) for parts in zip(carry, *done[::-1], strict=True)))
+        parts = zip(carry, *done[::-1], strict=True)
+        return Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *part) for part in parts))
 
 
 def _step(task: Task, visit: Visit, carry: Carry, batch: Batch, index: Tensor, dims: Visit, ragged: bool) -> Carry:

@@ -1,7 +1,8 @@
 """FedNova: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", 2020.
 
 A client's delta is divided by a_i, how far its steps reach, and the average is stretched again by
-tau_eff = sum_i p_i a_i (with a proximal pull: sum_i p_i tau_i), so that no client counts more for having taken more steps.
+tau_eff = sum_i p_i a_i (with a proximal pull: sum_i p_i tau_i), so that no client counts more for having taken more
+steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SCAFFOLD: Karimireddy et al., "Stochastic Controlled Averaging for Federated Learning", ICML 2020, option II.
 
-Clients step along g - c_i + c. After K steps of length lr from x to y_i:  c_i+ = c_i - c + (x - y_i) / (K lr), and the
+Clients step along g - c_i + c. After K steps of length lr from x to y_i: c_i+ = c_i - c + (x - y_i) / (K lr), and the
 server's c moves by (1 / N) sum_i (c_i+ - c_i). K is the real number of steps; with momentum or a proximal pull it is
 how far those steps reach, since only then is (x - y_i) / (K lr) a mean gradient.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from equipoise import tree
 from equipoise.local import Data, Env, reach
@@ -37,7 +39,7 @@ class Scaffold(Method):
     def init(self, turn: Turn) -> Tree:
         return {"c": tree.zeros(turn.after)}
 
-    def remember(self, params: Tree) -> Tree:
+    def remember(self, params: Tree, classes: int) -> Tree:
         return {"c": tree.zeros(params)}
 
     def broadcast(self, slot: Tree) -> Tree:
@@ -48,7 +50,8 @@ class Scaffold(Method):
 
     def finish(self, delta: Tree, env: Env, data: Data | None) -> tuple[Tree, Tree]:
         length = reach(env) * env.lr
-        change = tree.map(lambda d, c: -c - d / length, delta, env.msg["c"])
+        # A rate that has fallen to zero tells nothing about the gradient.
+        change = tree.map(lambda d, c: torch.where(length == 0, 0, -c - d / length), delta, env.msg["c"])
         return {"change": change}, {"c": tree.add(env.memory["c"], change)}
 
     def close(self, slot: Tree, turn: Turn) -> Tree:

@@ -31,7 +31,9 @@ class Run:
             if not _sound(record, len(classes)):
                 where = f"line {line} of {folder / 'metrics.jsonl'}"
                 raise CheckpointError(f"{where} does not hold metrics of {len(classes)} classes")
-        return cls(_name(folder.resolve()), str(config.get("method") or "fedavg"), config, records, classes, minority, counts)
+        return cls(
+            _name(folder.resolve()), str(config.get("method") or "fedavg"), config, records, classes, minority, counts
+        )
 
     @property
     def rounds(self) -> int:

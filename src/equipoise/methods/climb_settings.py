@@ -1,0 +1,87 @@
+"""The settings of CLIMB, and the constants of published runs that `climb(preset=...)` names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from equipoise.errors import ConfigError
+from equipoise.method import Method
+from equipoise.methods.settings import above, at_least, one_of, whole
+
+
+class Constants(NamedTuple):
+    eta: float
+    epsilon: float
+    cap: float = 5.0
+    scale: str = "mean"
+    timing: str = "fresh"
+    slack: float | None = None
+    slack_eta: float = 0.1
+
+
+DEFAULT = Constants(eta=0.1, epsilon=0.002, slack_eta=0.001)  # those of MNIST with 100 clients
+NO_CAP = float("inf")
+
+# Here eta and slack_eta are what the authors' scripts divide by the number of clients. The first two presets say of
+# the mean loss, at the new model, what the next two, which are the code's own, say of a sum over five batches.
+PRESETS = {
+    "mnist": Constants(eta=10.0, epsilon=0.002),
+    "cifar10": Constants(eta=0.5, epsilon=0.02),
+    "mnist_reference": Constants(eta=2.0, epsilon=0.01, scale="batch_sum", timing="stale"),
+    "cifar10_reference": Constants(eta=0.1, epsilon=0.1, scale="batch_sum", timing="stale"),
+    "mnist_resilient": Constants(eta=0.1, epsilon=0.02, cap=NO_CAP, slack=1.0),
+    "fashion_mnist_resilient": Constants(eta=2.0, epsilon=0.01, cap=NO_CAP, slack=1.0),
+    "cifar10_resilient": Constants(eta=2.0, epsilon=0.02, cap=NO_CAP, slack=1.0),
+}
+CHOICES = {
+    "preset": tuple(PRESETS),
+    "over": ("all", "cohort"),
+    "scale": ("mean", "batch_sum"),
+    "timing": ("fresh", "stale"),
+    "negative": ("keep", "clip"),
+    "weighting": ("uniform", "size"),
+}
+
+
+@dataclass(frozen=True)
+class ClimbSettings(Method):
+    preset: str | None = None  # a published run, whose constants hold where none are given
+    eta: float | None = None  # of a dual step
+    epsilon: float | None = None  # the tolerance
+    cap: float | None = None  # of a multiplier
+    every: int = 5  # rounds between two dual steps
+    over: Literal["all", "cohort"] = "all"  # which clients are asked for their losses, and step
+    scale: Literal["mean", "batch_sum"] | None = (
+        None  # of a client's loss: over its samples, or added up over batches
+    )
+    timing: Literal["fresh", "stale"] | None = None  # losses of the new model, or of the one `every` rounds older
+    negative: Literal["keep", "clip"] = "keep"  # weights below zero: as printed, or raised to zero
+    weighting: Literal["uniform", "size"] = (
+        "uniform"  # of the clients in all three means: deltas, losses, multipliers
+    )
+    slack: float | None = None  # the price of slack in the resilient variant; none: no slack
+    slack_eta: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name for name in (*CHOICES, *Constants._fields) if getattr(self, name) is not None}
+        for field in given & set(CHOICES):
+            one_of(self, field, CHOICES[field])
+        for field in given & {"eta", "epsilon", "slack_eta"}:
+            at_least(self, field, 0)
+        for field in given & {"cap", "slack"}:
+            above(self, field, 0)
+        whole(self, "every", 1)
+        if self.over == "cohort" and self.constants().timing == "stale":
+            raise ConfigError(
+                f"method: {self.name}(over='cohort'): expected timing='fresh', since the clients of a cohort are not"
+                " those that were asked before"
+            )
+
+    def constants(self, clients: int = 1) -> Constants:
+        """The constants in a federation of so many clients; those that are given go before the preset's."""
+        base = DEFAULT
+        if self.preset is not None:
+            published = PRESETS[self.preset]
+            base = published._replace(eta=published.eta / clients, slack_eta=published.slack_eta / clients)
+        return base._replace(**{k: v for k in Constants._fields if (v := getattr(self, k)) is not None})

@@ -1,0 +1,71 @@
+"""FedRE: "Tackling Imbalanced Class in Federated Learning via Class Distribution Estimation", 2022.
+
+Before the first round every client k trains the initial model once on the square loss (the global model does not
+move), and the server reads class shares off the results, f(w_k, x) on its balanced auxiliary set A:
+
+    D_k = mean of f(w_k, x) over A;   D = sum_k (n_k / n) D_k;   R = alpha + beta / D^2
+
+From then on clients minimise the cross entropy weighted by R (Eq. 2). D is made to sum to one, and no share counts
+less than floor / classes: the paper has no such floor, and a share near zero would get an endless weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from equipoise.estimation import FLOOR, PRELUDE, listen, shares
+from equipoise.local import Env, Local
+from equipoise.method import Chain, Method
+from equipoise.methods.settings import above, at_least, refuse_beside, share, whole
+from equipoise.methods.weighting import weighted
+from equipoise.tree import Tree
+
+if TYPE_CHECKING:
+    from equipoise.federation import Federation
+    from equipoise.round import Turn
+
+
+@dataclass(frozen=True)
+class FedRE(Method):
+    alpha: float = 1.0
+    beta: float = 0.01
+    floor: float = FLOOR
+    probe_lr: float = PRELUDE.lr  # of the training that the shares are read off
+    probe_epochs: int = PRELUDE.epochs
+    probe_batch: int = 32
+    normalised: bool = False  # divide the loss of a batch by its weights, not by its samples
+
+    name = "fedre"
+    about = "weigh classes against their shares, estimated from the clients' models (FedRE, 2022)"
+    reveals = frozenset({"class_shares"})
+    words = {"weights": "the weight of each class in the loss"}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        for field in ("alpha", "beta"):
+            at_least(self, field, 0)
+        for field in ("floor", "probe_lr"):
+            above(self, field, 0)
+        share(self, "floor")
+        for field in ("probe_epochs", "probe_batch"):
+            whole(self, field, 1)
+
+    def check(self, fed: Federation, chain: Chain) -> None:
+        refuse_beside(self, chain, ("ratio_loss",), "each weigh the classes")
+        fed.auxiliary_for(self.name)
+
+    def init(self, turn: Turn) -> Tree:
+        heard = listen(turn, Local(lr=self.probe_lr, epochs=self.probe_epochs, batch=self.probe_batch))
+        d = shares(heard.pooled(), self.floor)
+        return {"shares": d, "weights": self.alpha + self.beta / d.square()}
+
+    def broadcast(self, slot: Tree) -> Tree:
+        return {"weights": slot["weights"]}
+
+    def losses(self, losses: Tensor, logits: Tensor, y: Tensor, env: Env) -> Tensor:
+        return weighted(losses, y, env.msg["weights"], env.mask, self.normalised)
+
+    def metrics(self, slot: Tree) -> dict[str, float]:
+        return {f"share_{c}": float(share) for c, share in enumerate(slot["shares"])}

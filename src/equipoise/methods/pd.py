@@ -1,0 +1,65 @@
+"""FedPD: Zhang et al., "FedPD: A Federated Learning Framework With Adaptivity to Non-IID Data", IEEE TSP 2021.
+
+Client i minimises the augmented Lagrangian  f_i(w) + <lambda_i, w - w_t> + ||w - w_t||^2 / (2 eta)  and ends at w_i:
+
+    lambda_i <- lambda_i + (w_i - w_t) / eta;   its proposal: w_i + eta lambda_i;   w_{t+1}: the mean of the proposals
+
+Clients count alike. The paper has all clients take part; here those that do not keep their lambda_i. Every round
+communicates: p = 0 in the paper, where clients may also go on alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from equipoise import tree
+from equipoise.errors import ConfigError
+from equipoise.local import Data, Env, Local
+from equipoise.method import Chain, Method
+from equipoise.methods.settings import above, refuse_beside
+from equipoise.tree import Tree
+
+if TYPE_CHECKING:
+    from equipoise.federation import Federation
+
+
+@dataclass(frozen=True)
+class FedPD(Method):
+    eta: float = 1.0
+
+    name = "fedpd"
+    about = "a primal-dual solver: clients agree through multipliers (Zhang et al., 2021)"
+    single_visits = True
+    words = {"dual": "lambda_i, its multiplier, as large as the model"}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        above(self, "eta", 0)
+
+    def check(self, fed: Federation, chain: Chain) -> None:
+        refuse_beside(self, chain, ("scaffold", "feddyn"), "each correct the drift of clients")
+        refuse_beside(self, chain, ("fednova",), "each set what a client's change of the model stands for")
+        for other in chain.having("delta"):
+            if other.name == self.name:
+                return
+            raise ConfigError(
+                f"method: {other.name} + fedpd: fedpd turns a client's plain change of the model into its proposal,"
+                f" so it must come first; write fedpd + {other.name}"
+            )
+
+    def local(self, settings: Local) -> Local:
+        return replace(settings, weighting="uniform", prox=settings.prox + 1 / self.eta)
+
+    def remember(self, params: Tree, classes: int) -> Tree:
+        return {"dual": tree.zeros(params)}
+
+    def grads(self, grads: Tree, env: Env) -> Tree:
+        dual = env.memory["dual"]
+        return tree.map(lambda g, lam, w, w_t: g + lam + (w - w_t) / self.eta, grads, dual, env.params, env.start)
+
+    def finish(self, delta: Tree, env: Env, data: Data | None) -> tuple[Tree, Tree]:
+        return {}, {"dual": tree.axpy(1 / self.eta, delta, env.memory["dual"])}
+
+    def delta(self, delta: Tree, env: Env) -> Tree:
+        """The proposal less w_t: d + eta lambda_i after its step, that is 2 d + eta lambda_i before it."""
+        return tree.map(lambda d, lam: 2 * d + self.eta * lam, delta, env.memory["dual"])

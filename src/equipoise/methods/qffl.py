@@ -1,0 +1,72 @@
+"""q-FFL: Li, Sanjabi, Beirami and Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020 (q-FedAvg).
+
+Minimises sum_i p_i f_i^(q+1) / (q + 1): the larger q, the more a client's loss raises its weight. With L = 1 / lr and
+client i's change d_i of the model,
+
+    w += sum_i p_i f_i^q d_i / sum_i p_i h_i,   h_i = f_i^q + q f_i^(q-1) L ||d_i||^2   (the paper's h_i, over L)
+
+with the f_i of the model that the round began with. The paper draws clients by p_i and adds up unweighted; here they
+are drawn evenly and weigh p_i, as local.weighting says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from equipoise import tree
+from equipoise.local import Data, Env
+from equipoise.method import Chain, Method
+from equipoise.methods.settings import above, at_least, needs_sgd, refuse_beside
+from equipoise.methods.start_loss import start_loss
+from equipoise.tree import Tree
+
+if TYPE_CHECKING:
+    from equipoise.engines import Sums
+    from equipoise.federation import Federation
+
+
+@dataclass(frozen=True)
+class QFFL(Method):
+    q: float = 1.0
+    lipschitz: float | None = None  # L; none: 1 / lr, which is what the length of a client's steps assumes
+
+    name = "qffl"
+    about = "weigh clients by a power of their losses (Li et al., 2020)"
+    single_visits = True
+    needs_data = True
+    words = {"curvature": "weight times h_i, the client's share of the step's divisor"}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        at_least(self, "q", 0)
+        if self.lipschitz is not None:
+            above(self, "lipschitz", 0)
+
+    def check(self, fed: Federation, chain: Chain) -> None:
+        refuse_beside(self, chain, ("afl", "climb"), "each weigh clients by their losses")
+        refuse_beside(self, chain, ("fednova",), "each set the length of the server's step")
+        if self.lipschitz is None:
+            needs_sgd(self, fed, chain)
+
+    def begin(self, env: Env, data: Data | None) -> Tree:
+        return {"loss": start_loss(env, data).clamp(min=1e-10)}  # a power below zero of no loss is not a number
+
+    def _weight(self, env: Env) -> Tensor:
+        power: Tensor = env.note["loss"] ** self.q
+        return power
+
+    def finish(self, delta: Tree, env: Env, data: Data | None) -> tuple[Tree, Tree]:
+        length = 1 / env.lr if self.lipschitz is None else self.lipschitz
+        slope = self.q * self._weight(env) / env.note["loss"]
+        h = self._weight(env) + slope * length * tree.dot(delta, delta)
+        return {"curvature": env.weight * h}, env.memory
+
+    def delta(self, delta: Tree, env: Env) -> Tree:
+        return tree.scale(delta, self._weight(env))
+
+    def update(self, update: Tree, sums: Sums, slot: Tree) -> tuple[Tree, Tree]:
+        if not sums.uploads:
+            return update, slot
+        return tree.scale(update, sums.weight / sums.uploads["curvature"]), slot
