@@ -1,8 +1,8 @@
-"""One round on this machine: the stacked engine against a plain PyTorch loop over clients and against centralised training.
+"""One round on this machine: the stacked engine against a plain PyTorch loop and against centralised training.
 
     python benchmarks/round.py [--device cuda] [--rounds 5] [--json benchmarks/results/round-cpu.json]
 
-All are measured in one run, on the same samples: MLP 784-128-128-10, 100 clients of 600 samples, batches of 32, one epoch.
+All in one run, on the same samples: MLP 784-128-128-10, 100 clients of 600 samples, batches of 32, one epoch.
 The figures interleave, so that a busy machine slows all of them.
 """
 
@@ -136,7 +136,7 @@ def main() -> None:
         "command": f"python benchmarks/round.py --device {given.device} --rounds {given.rounds}"
         + (" --compile" if given.compile else ""),
         "job": f"MLP 784-128-128-10, {CLIENTS} clients x {SAMPLES}, batch {BATCH}, one epoch, float32",
-        "device": torch.cuda.get_device_name() if given.device.startswith("cuda") else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if given.device.startswith("cuda") else platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "equipoise": eq.__version__,

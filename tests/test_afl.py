@@ -13,7 +13,8 @@ from equipoise.local import Local
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import AFL, QFFL, Astraea, Climb
 from equipoise.methods.afl import simplex
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from tests.federations import federation
 from tests.reference.fair import onto_simplex
 

@@ -14,7 +14,8 @@ from equipoise.federation import Federation
 from equipoise.mediators import kld
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import Astraea, FedNova, FedProx, FedShift, Scaffold
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from tests.contract.test_reference import agree, run
 from tests.federations import dropout_cnn, federation, image_federation, norm_cnn
 from tests.reference.astraea import Warp, astraea, mediators, rebalanced

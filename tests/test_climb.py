@@ -21,7 +21,8 @@ from equipoise.methods import METHODS, Climb, FedSGD, FedShift
 from equipoise.methods.climb import DualStep
 from equipoise.methods.climb_settings import PRESETS
 from equipoise.network import Network
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from tests.federations import federation
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import shlex
@@ -58,13 +59,18 @@ def shell(line: str, folder: Path) -> None:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert all(word in targets for word in words[1:]), line
     elif words[0] == "equipoise":
-        done = subprocess.run([sys.executable, "-m", "equipoise.cli", *words[1:]], cwd=folder, capture_output=True)
-        assert done.returncode == 0, f"{line}\n{done.stdout.decode()}\n{done.stderr.decode()}"
-    elif words[:2] == ["python", "-m"] or words[0] == "python":
-        done = subprocess.run([sys.executable, *words[1:]], cwd=folder, capture_output=True)
-        assert done.returncode == 0, f"{line}\n{done.stderr.decode()}"
+        python(["-m", "equipoise.cli", *words[1:]], folder)
+    elif words[0] == "python":
+        python(words[1:], folder)
     else:
         assert words[0] in ("git", "cd", "pip"), f"nothing runs the line {line!r}"
+
+
+def python(words: list[str], folder: Path) -> None:
+    # One thread, since another test runs beside this one.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
 
 
 MODULES = [name for _, name, _ in pkgutil.walk_packages(equipoise.__path__, "equipoise.")]

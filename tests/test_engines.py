@@ -20,7 +20,8 @@ from equipoise.local import Data, Env, Local
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import FedNova, Scaffold
 from equipoise.network import Network
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from equipoise.tree import Tree
 from tests.federations import SIZES, dropout_cnn, federation, image_federation, linear, norm_cnn
 from tests.toys import Lanes, Picky, Visits

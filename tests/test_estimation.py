@@ -15,7 +15,8 @@ from equipoise.federation import Federation
 from equipoise.local import Local
 from equipoise.method import Chain
 from equipoise.methods import FedRE, Scaffold
-from equipoise.round import Turn, start
+from equipoise.round import start
+from equipoise.server import Turn
 from tests.federations import federation, image_federation, norm_cnn
 
 QUICK = Local(lr=0.05, batch=4, epochs=3)

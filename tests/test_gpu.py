@@ -25,7 +25,8 @@ from equipoise.local import Local
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import FedAdam, FedNova, FedProx, Scaffold
 from equipoise.questions import ClassCounts, MeanLoss
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from equipoise.tree import Tree
 from tests.federations import dropout_cnn, federation, image_federation, norm_cnn
 from tests.toys import Doubles, Even, Factor, Lanes, Looker, Square, StartLoss, Visits

@@ -16,7 +16,8 @@ from equipoise.errors import ConfigError
 from equipoise.federation import Federation
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import ClassWeights, FedRE, Focal, RatioLoss
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from tests.federations import federation
 
 

@@ -19,7 +19,8 @@ from equipoise.local import Data, Env, Local
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import FedAvgM, FedProx, FedSGD, Scaffold
 from equipoise.questions import MeanLoss, cross_entropy
-from equipoise.round import State, Turn, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State, Turn
 from equipoise.tree import Tree
 from tests.federations import SIZES, federation, image_federation, linear, norm_cnn
 from tests.reference.loop import batches, client_rows

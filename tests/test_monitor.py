@@ -16,7 +16,8 @@ from equipoise.local import Local
 from equipoise.method import Chain
 from equipoise.methods import RatioLoss
 from equipoise.network import Network
-from equipoise.round import Turn, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import Turn
 from tests.federations import federation, image_federation
 
 

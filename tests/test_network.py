@@ -293,7 +293,7 @@ class Noisy(nn.Linear):
 
 RANDOM_MODELS = [
     (nn.Sequential(nn.Linear(5, 3), nn.AlphaDropout(0.2)), r"model: 1 \(AlphaDropout\)"),
-    (nn.Sequential(nn.Linear(5, 3), nn.RReLU()), r"model: 1 \(RReLU\)"),
+    (nn.Sequential(nn.Linear(5, 3), nn.Softplus(), nn.RReLU()), r"model: 2 \(RReLU\)"),
     (nn.Sequential(nn.Sequential(nn.Linear(5, 3), nn.FeatureAlphaDropout(0.2))), r"model: 0\.1 \(Feature"),
     (Recurrent(), r"model: gru \(GRU\)"),
     (Noisy(5, 3), r"model: the model \(Noisy\)"),

@@ -14,7 +14,8 @@ from equipoise.engines import Engine, Serial, Stacked
 from equipoise.federation import Federation
 from equipoise.method import Chain
 from equipoise.questions import ClassCounts, MeanLoss, Question, cross_entropy
-from equipoise.round import State, start
+from equipoise.round import start
+from equipoise.server import State
 from equipoise.tree import Tree
 from tests.federations import SIZES, federation, image_federation, norm_cnn
 from tests.reference.loop import client_rows

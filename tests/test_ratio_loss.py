@@ -16,7 +16,8 @@ from equipoise.local import Local
 from equipoise.method import Chain, Method
 from equipoise.methods import FedAvgM, FedRE, RatioLoss
 from equipoise.methods.ratio_loss import ratios, row_ratios
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from tests.federations import federation, linear
 from tests.reference.ratio_loss import ratio_loss
 

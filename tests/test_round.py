@@ -16,7 +16,8 @@ from equipoise.local import Data, Env, Local
 from equipoise.method import Chain, Method
 from equipoise.methods import FedProx
 from equipoise.questions import MeanLoss
-from equipoise.round import State, Turn, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State, Turn
 from equipoise.tree import Tree
 from tests.federations import SIZES, federation, image_federation, norm_cnn
 from tests.toys import Looker, Picky, Visits

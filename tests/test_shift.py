@@ -18,7 +18,8 @@ from equipoise.local import Local
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import Astraea, ClassWeights, FedRE, FedShift, Focal
 from equipoise.network import Network
-from equipoise.round import State, Turn, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State, Turn
 from equipoise.tree import Tree
 from tests.federations import federation
 

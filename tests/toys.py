@@ -18,7 +18,7 @@ from equipoise.tree import Tree
 from tests.reference.loop import State, client_rows, load, named, train_client
 
 if TYPE_CHECKING:
-    from equipoise.round import Turn
+    from equipoise.server import Turn
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import *  # noqa: F403
 from equipoise.methods import __all__ as _methods
 from equipoise.questions import Question
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 
 __version__ = "0.1.0"
 

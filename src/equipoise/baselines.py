@@ -14,7 +14,8 @@ from equipoise.evaluation import confusion_matrix
 from equipoise.federation import Federation
 from equipoise.local import Task
 from equipoise.method import Chain
-from equipoise.round import State, start
+from equipoise.round import start
+from equipoise.server import State
 
 CENTRALISED, LOCAL = "centralised", "local"
 

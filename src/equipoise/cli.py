@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,13 +34,13 @@ app = typer.Typer(
 out_console, err_console = Console(), Console(stderr=True)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.")]
-Sets = Annotated[list[str], typer.Option("--set", metavar="a.b=c", help="Change a setting; may be repeated.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a setting; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets are; else EQUIPOISE_DATA.")]
 
 
-def _with_data_dir(sets: Sequence[str], data_dir: Path | None) -> list[str]:
-    return [*sets, *([f"data.dir={json.dumps(str(data_dir))}"] if data_dir else [])]
+def _with_data_dir(sets: list[str] | None, data_dir: Path | None) -> list[str]:
+    return [*(sets or ()), *([f"data.dir={json.dumps(str(data_dir))}"] if data_dir else [])]
 
 
 def _print(value: Any) -> None:
@@ -66,7 +65,7 @@ def demo(
 @app.command()
 def run(
     config: ConfigFile,
-    sets: Sets = [],
+    sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -92,7 +91,7 @@ def compare_(
     config: ConfigFile,
     methods: Annotated[str, typer.Option("--methods", help='Such as "fedavg, scaffold, fedprox(mu=0.01), local".')],
     seeds: Annotated[int, typer.Option("--seeds", help="How many seeds, from train.seed on.")] = 1,
-    sets: Sets = [],
+    sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for all runs; default runs/NAME-compare.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -111,7 +110,7 @@ def sweep(
     config: ConfigFile,
     grid: Annotated[list[str], typer.Option("--grid", metavar="a.b=1,2", help="Values to try; may be repeated.")],
     seeds: Annotated[int, typer.Option("--seeds")] = 1,
-    sets: Sets = [],
+    sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for all runs; default runs/NAME-sweep.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,

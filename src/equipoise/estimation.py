@@ -18,7 +18,8 @@ from equipoise.engines import Engine, Stacked
 from equipoise.local import Data, Env, Local
 from equipoise.method import Chain, Method
 from equipoise.questions import ClassCounts
-from equipoise.round import Turn, start
+from equipoise.round import start
+from equipoise.server import Turn
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from equipoise.engines import Engine, Stacked, Sums
 from equipoise.errors import ConfigError, nearest
 from equipoise.federation import Federation
 from equipoise.method import Chain, Method
-from equipoise.round import State, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State
 from equipoise.tree import Tree
 
 Record = dict[str, Any]

@@ -16,7 +16,8 @@ from equipoise.engines import Stacked, Sums
 from equipoise.local import Local
 from equipoise.method import Chain, Method
 from equipoise.questions import Question
-from equipoise.round import State, Turn, one_round, start
+from equipoise.round import one_round, start
+from equipoise.server import State, Turn
 from equipoise.tree import Tree
 
 

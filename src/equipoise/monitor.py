@@ -29,7 +29,7 @@ from equipoise.method import Method
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
-    from equipoise.round import Turn
+    from equipoise.server import Turn
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,8 @@ class Network:
         guilty: list[str] = []
 
         def watch(name: str, layer: nn.Module) -> None:
+            if isinstance(layer, nn.RReLU):  # it draws only for negative inputs, which two samples need not give it
+                guilty.append(f"{name or 'the model'} (RReLU)")
             before: list[Tensor] = []
             layer.register_forward_pre_hook(lambda *_: before.append(torch.get_rng_state()))
 

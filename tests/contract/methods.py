@@ -69,7 +69,6 @@ CHAINED = [
     Focal() + FedProx(mu=0.3),
     FedShift() + ClassWeights(rule="effective", beta=0.9, normalised=True),
     FedRE(beta=0.05, floor=0.5, normalised=True) + FedProx(mu=0.3),
-    Scaffold() + FedRE(beta=0.02, floor=0.5),
     RatioLoss(beta=0.5) + Scaffold(),
     RatioLoss(beta=0.5, variant="climb") + FedProx(mu=0.3),
     Astraea(gamma=3, tau_d=None, mediator_epochs=1, reschedule="once") + FedProx(mu=0.3),

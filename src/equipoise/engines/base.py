@@ -24,7 +24,7 @@ from equipoise.tree import Tree
 if TYPE_CHECKING:
     from equipoise.federation import Federation
     from equipoise.method import Chain, Method
-    from equipoise.round import State, Turn
+    from equipoise.server import State, Turn
 
 
 class Sums(NamedTuple):
@@ -206,12 +206,17 @@ class Engine:
     def _check_lanes(self, plan: Tensor, chain: Chain) -> None:
         """Lanes train beside each other: of one client's memory in two of them, one change would be lost."""
         keeping = [m.name for m in chain if m.name in self.memory.methods and not self.memory.methods[m.name].empty]
-        lane, client = torch.arange(plan.shape[1]).expand_as(plan)[plan >= 0], plan[plan >= 0]
-        lanes = torch.unique(torch.stack([client, lane]), dim=1)[0].bincount() if keeping else plan.new_zeros(1)
-        if len(lanes) and int(lanes.max()) > 1:
+        seen = plan >= 0
+        if not keeping or not bool(seen.any()):
+            return
+        lanes = plan.shape[1]
+        pairs = torch.unique((plan * lanes + torch.arange(lanes))[seen])
+        clients, times = torch.unique(pairs // lanes, return_counts=True)
+        if (most := int(times.max())) > 1:
+            who = self.fed.client_name(int(clients[times.argmax()]))
             raise ConfigError(
-                f"method: client {self.fed.client_name(int(lanes.argmax()))} trains {int(lanes.max())} times at once in"
-                f" a round, where {keeping[0]} keeps one memory; leave out {keeping[0]}, or draw a client only once"
+                f"method: client {who} trains {most} times at once in a round, where {keeping[0]} keeps one memory;"
+                f" leave out {keeping[0]}, or draw a client only once"
             )
 
     def _blocks(self, plan: Tensor, local: Local) -> Iterator[Tensor]:

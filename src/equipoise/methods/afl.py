@@ -26,7 +26,7 @@ from equipoise.tree import Tree
 
 if TYPE_CHECKING:
     from equipoise.federation import Federation
-    from equipoise.round import Turn
+    from equipoise.server import Turn
 
 
 def simplex(v: Tensor) -> Tensor:

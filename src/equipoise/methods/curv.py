@@ -27,7 +27,7 @@ from equipoise.questions import cross_entropy
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
-    from equipoise.round import Turn
+    from equipoise.server import Turn
 
 
 def fisher(env: Env, data: Data, chunk: int = 8) -> Tree:

@@ -25,7 +25,7 @@ from equipoise.tree import Tree
 if TYPE_CHECKING:
     from equipoise.engines import Sums
     from equipoise.federation import Federation
-    from equipoise.round import Turn
+    from equipoise.server import Turn
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from equipoise.tree import Tree
 
 if TYPE_CHECKING:
     from equipoise.federation import Federation
-    from equipoise.round import Turn
+    from equipoise.server import Turn
 
 UNKNOWN = 10.0  # the ratio of a class of which the others tell nothing
 GRADIENT = Local(lr=1.0, batch="full")  # a single step of length one

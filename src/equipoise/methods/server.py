@@ -19,7 +19,7 @@ from equipoise.tree import Tree
 
 if TYPE_CHECKING:
     from equipoise.engines import Sums
-    from equipoise.round import Turn
+    from equipoise.server import Turn
 
 
 @dataclass(frozen=True)
