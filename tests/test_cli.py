@@ -126,7 +126,8 @@ def test_lists(equipoise) -> None:  # type: ignore[no-untyped-def]
 def test_the_demo_shows_the_minority(equipoise, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     said = equipoise("demo", "--rounds", 1, "--out", tmp_path / "demo")
     assert said.code == 0, said.err
-    assert "(minority)" in said.out
+    assert "0 *" in said.out
+    assert "climb + fedshift" in said.out
     assert (tmp_path / "demo" / "report.html").exists()
 
 

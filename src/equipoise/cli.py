@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise import __version__, compare, data, report, runs, show
-from equipoise.baselines import CENTRALISED, LOCAL
 from equipoise.config import grid as grid_points
 from equipoise.config import load_config
 from equipoise.errors import ConfigError, EquipoiseError
@@ -55,8 +54,8 @@ def demo(
 ) -> None:
     """Train on imbalanced handwritten digits with a few methods, and show how the minority fares."""
     config = show.demo_config(rounds)
-    methods = ["fedavg", "fedprox(mu=0.1)", "scaffold", LOCAL, CENTRALISED]
-    made = compare.cells(config, {m: [f"method={m}"] for m in methods}, seeds=1)
+    changes = {name: [f"method={json.dumps(method)}"] for name, method in show.DEMO_METHODS.items()}
+    made = compare.cells(config, changes, seeds=1)
     if not as_json:
         out_console.print(show.DEMO)
     _compare(made, out, as_json, per_class=True)

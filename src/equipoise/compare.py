@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Cell:
         return out / re.sub(r"[^A-Za-z0-9.=_-]+", "_", self.name).strip("_") / f"seed-{config.train.seed}"
 
 
-def cells(config: Config, changes: dict[str, Sequence[str]], seeds: int) -> list[Cell]:
+def cells(config: Config, changes: Mapping[str, Sequence[str]], seeds: int) -> list[Cell]:
     """A cell for each named list of `--set` changes, over so many seeds from the config's own on."""
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: expected 1 or more")

@@ -7,16 +7,31 @@ from typing import Any
 
 from rich.table import Table
 
+from equipoise.baselines import CENTRALISED, LOCAL
 from equipoise.config import Config
 from equipoise.ledger import Entry
 from equipoise.method import Chain, Method
 from equipoise.progress import percent
 from equipoise.report import Run
 
-DEMO = """[bold]Equipoise demo[/]: 1,797 handwritten digits at 20 clients, who see different digits.
-The digits 0, 2 and 4 are made ten times rarer than the others: the minority.
-Overall accuracy hides how badly they fare; [bold]minority[/] is the recall of the worst of them.
+DEMO = """[bold]Equipoise demo[/]: handwritten digits at 20 clients, most of whom see one
+or two of them. The digits 0, 2 and 4 are ten times rarer than the others: the
+minority. Overall accuracy hides how they fare; [bold]minority[/] is the recall of the
+worst of them.
+
+fedavg averages and nothing else; fedshift corrects each client's logits; climb
+raises the weight of clients with a high loss; local is each client alone;
+centralised is all data in one place.
 """
+
+DEMO_METHODS = {
+    "fedavg": "fedavg",
+    "fedshift": "fedshift(prior='uniform')",
+    "climb": "climb(eta=0.5)",
+    "climb + fedshift": "climb(eta=0.5) + fedshift(prior='uniform')",
+    LOCAL: LOCAL,
+    CENTRALISED: CENTRALISED,
+}
 
 
 def demo_config(rounds: int) -> Config:
@@ -24,11 +39,11 @@ def demo_config(rounds: int) -> Config:
         "data": {
             "source": "digits",
             "imbalance": {"kind": "step", "rho": 10, "minority": [0, 2, 4]},
-            "partition": {"kind": "dirichlet", "clients": 20, "alpha": 0.3},
+            "partition": {"kind": "mix", "clients": 20, "alpha": 0.1},
         },
         "model": {"name": "mlp", "hidden": [64]},
         "local": {"lr": 0.1, "batch": 16, "epochs": 2},
-        "train": {"rounds": rounds, "cohort": 10},
+        "train": {"rounds": rounds},
     })  # fmt: skip
 
 
@@ -77,13 +92,13 @@ def run_table(result: Mapping[str, Any], federation: Mapping[str, Any]) -> Table
 
 def per_class_table(results: Sequence[tuple[str, Mapping[str, Any]]], run: Run) -> Table:
     """Recall of every class under every method."""
-    table = Table(title="recall by class", title_justify="left", box=None)
+    table = Table(title="recall by class, * minority", title_justify="left", box=None)
     table.add_column("class")
     table.add_column("samples", justify="right")
     for name, _ in results:
         table.add_column(name, justify="right")
     for label, name in enumerate(run.classes):
-        title = f"{name} [bold](minority)[/]" if label in run.minority else name
+        title = f"[bold]{name} *[/]" if label in run.minority else name
         found = (_colour(result["last"]["recall"][label]) for _, result in results)
         table.add_row(title, f"{run.train_counts[label]:,}" if run.train_counts else "-", *found)
     return table

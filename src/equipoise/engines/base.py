@@ -224,13 +224,12 @@ class Engine:
         seen = plan >= 0
         n = torch.where(seen, self.sizes(plan.clamp(min=0)), 0)
         batch, steps = local.batches(n)
-        batch = torch.where(seen, torch.minimum(batch, n), 0).amax(0)
-        steps = torch.where(seen, steps, 0).sum(0)
-        lanes = [k for k in range(plan.shape[1]) if bool(seen[:, k].any())]
-        lanes.sort(key=lambda k: (-int(batch[k]), -int(steps[k]), k))
+        size: list[int] = torch.where(seen, torch.minimum(batch, n), 0).amax(0).tolist()
+        work: list[int] = torch.where(seen, steps, 0).sum(0).tolist()
+        lanes = [lane for lane, used in enumerate(seen.any(0).tolist()) if used]
         block: list[int] = []
-        for lane in lanes:
-            if block and (len(block) == self.width or 2 * batch[lane] < batch[block[0]]):
+        for lane in sorted(lanes, key=lambda lane: (-size[lane], -work[lane], lane)):
+            if block and (len(block) == self.width or 2 * size[lane] < size[block[0]]):
                 yield torch.tensor(block)
                 block = []
             block.append(lane)

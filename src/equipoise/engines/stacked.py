@@ -53,7 +53,8 @@ class Stacked(Engine):
         size, steps = task.local.batches(n)
         order = steps.argsort(descending=True, stable=True)
         steps = steps[order]
-        active = tuple(int((steps > t).sum()) for t in range(int(steps.max())))  # clients still training, by step
+        ahead = steps > torch.arange(int(steps.max()))[:, None]
+        active = tuple(ahead.sum(1).tolist())  # clients still training, by step
         shapes = Shapes(int(n.max()), int(torch.minimum(size, n).max()), active, client_axes(shared_start))
         # On the device: the same program for every visit of these shapes.
         place = order.to(self.device)
