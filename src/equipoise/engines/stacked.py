@@ -37,7 +37,7 @@ class Stacked(Engine):
         self.width = width or self._auto_width()
         self.compiled = compile
         self.graphs = Graphs(self.device)
-        self._step = torch.compile(_step, dynamic=False) if compile else _step
+        self._step = torch.compile(_step, dynamic=False, fullgraph=True) if compile else _step
 
     def _auto_width(self) -> int:
         """On CPU a stack that stays in the cache; on CUDA one that fits in a part of the free memory."""
