@@ -9,10 +9,13 @@ before and after resampling. Nothing is trained.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from equipoise import data, federation, mediators, models
 from equipoise.engines import Stacked
+from equipoise.errors import EquipoiseError
 from equipoise.federation import Federation
 from equipoise.method import Chain
 from equipoise.methods import Astraea
@@ -61,4 +64,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except EquipoiseError as error:
+        sys.exit(f"error: {error}")

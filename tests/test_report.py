@@ -96,6 +96,13 @@ def test_the_lead_names_who_serves_the_minority(tmp_path: Path) -> None:
     assert "serves the minority" not in "".join(rendered([run()], tmp_path).text)
 
 
+def test_baselines_are_shown_but_not_ranked(tmp_path: Path) -> None:
+    pooled = run("pooled", method="centralised", records=[record(5, (10, 10, 10))])
+    page = rendered([run(), run("beta", records=[record(5, (5, 5, 5))]), pooled], tmp_path)
+    assert re.search(r"beta\s+serves the minority best", " ".join(page.text))
+    assert "100.0" not in "".join(re.findall(r'<td class="number top">([^<]+)', page.source))
+
+
 def test_curves_bars_and_matrices_show_every_value(tmp_path: Path) -> None:
     page = rendered([run(), run("beta")], tmp_path)
     titles = page.titles()

@@ -202,6 +202,7 @@ def test_each_site_alone_equals_a_federation_of_one(tmp_path: Path) -> None:
         ({"data__minority": ["eleven"]}, "there is no class 'eleven'"),
         ({"train__device": "cuda"}, "no CUDA device"),
         ({"method": "scaffold", "local__optimiser": "adam"}, "expected local.optimiser = 'sgd'"),
+        ({"method": "fednova", "local__optimiser": "adam"}, "fednova reads gradients off the clients' steps"),
         ({"model__name": "mpl"}, "did you mean 'mlp'"),
     ],
 )

@@ -71,8 +71,10 @@ def _subject(runs: Sequence[Run]) -> str:
 
 def _summary(runs: Sequence[Run]) -> str:
     finals = {key: [run.final(key) for run in runs] for key in MEASURES}
+    ranked = [place for place, run in enumerate(runs) if not run.baseline]
     highest = {
-        key: max((value for value in values if value is not None), default=None) for key, values in finals.items()
+        key: max((value for place in ranked if (value := values[place]) is not None), default=None)
+        for key, values in finals.items()
     }
     heads = ["Run", "Method", "Rounds", *MEASURES.values(), "Best round"]
     rows = []
@@ -84,7 +86,7 @@ def _summary(runs: Sequence[Run]) -> str:
         ]
         for key in MEASURES:
             value = finals[key][place]
-            top = len(runs) > 1 and value is not None and value == highest[key]
+            top = len(ranked) > 1 and not run.baseline and value is not None and value == highest[key]
             shown = text(percent(value)) + (_worst(run) if key == "worst_class_accuracy" else "")
             cells.append(tag("td", shown, class_="number top" if top else "number"))
         cells.append(tag("td", _best(run), class_="number"))
@@ -99,13 +101,14 @@ def _summary(runs: Sequence[Run]) -> str:
         "is the mean recall of all classes. Best round is the one most accurate overall on the test data, a "
         "choice that training could not have made."
     )
-    bold = " Bold is the highest of a column." if len(runs) > 1 else ""
+    bold = " Bold is the highest of a column, baselines left out." if len(ranked) > 1 else ""
     return tag("section", _lead(runs), tag("div", table, class_="scroll"), tag("p", note + bold, class_="note"))
 
 
 def _lead(runs: Sequence[Run]) -> str:
     """The finding in a sentence, when there is something to compare."""
-    pairs = [(run, run.final("minority_accuracy"), run.final("accuracy")) for run in runs]
+    ranked = [run for run in runs if not run.baseline]
+    pairs = [(run, run.final("minority_accuracy"), run.final("accuracy")) for run in ranked]
     known = [(run, few, all_) for run, few, all_ in pairs if few is not None and all_ is not None]
     if len(known) < 2:
         return ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.baselines import CENTRALISED, LOCAL
 from equipoise.errors import CheckpointError
 from equipoise.folder import read_config, read_metrics
 
@@ -34,6 +35,11 @@ class Run:
         return cls(
             _name(folder.resolve()), str(config.get("method") or "fedavg"), config, records, classes, minority, counts
         )
+
+    @property
+    def baseline(self) -> bool:
+        """All data in one place, or each site alone: shown beside the methods, not ranked among them."""
+        return self.method in (CENTRALISED, LOCAL)
 
     @property
     def rounds(self) -> int:
