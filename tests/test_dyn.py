@@ -43,7 +43,7 @@ def test_it_ends_at_the_optimum_and_fedavg_does_not(method: Method) -> None:
     fed = drifting()
     ended, _ = trained(fed, method, 60)
     average, _ = trained(fed, FedAvg(), 60)
-    assert slope(fed, ended.params) < 1e-4
+    assert slope(fed, ended.params) < 1e-3
     assert slope(fed, average.params) > 1e-2
 
 
