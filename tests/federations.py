@@ -18,6 +18,11 @@ def linear(features: int = 5, classes: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(features, 6), nn.Tanh(), nn.Linear(6, classes))
 
 
+def linear5() -> nn.Module:
+    """By a name that a configuration can hold."""
+    return linear(5, 3)
+
+
 def norm_cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3),

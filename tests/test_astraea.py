@@ -49,8 +49,8 @@ def test_a_step_with_warps_is_one_graph() -> None:
     torch.manual_seed(3)
     fed = image_federation(dropout_cnn(), sizes=(8, 8), cohort=0)
     torch.compiler.reset()
-    chain, engine = Chain(Astraea(gamma=1, mediator_epochs=1, tau_d=1.5)), Stacked(fed, precision="float64")
-    engine._step = torch.compile(engine._step, fullgraph=True, backend="aot_eager")
+    chain = Chain(Astraea(gamma=1, mediator_epochs=1, tau_d=1.5))
+    engine = Stacked(fed, precision="float64", compile="aot_eager")
     one_round(start(fed, chain, engine), fed, chain, engine)
 
 

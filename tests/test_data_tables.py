@@ -38,6 +38,7 @@ def test_a_table_with_names_and_clients(kind: str, tmp_path: Path) -> None:
     assert (data.x == np.array([row[:2] for row in ROWS], np.float32)).all()
     assert data.x.dtype == np.float32
     assert data.classes == ("benign", "malignant")
+    assert data.features == ("age", "dose")
     assert data.y.tolist() == [0, 1] * 15
     assert data.roster == ("site 0", "site 1", "site 2")
     assert data.client is not None

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from equipoise import runs
 from equipoise.config import Config
+from equipoise.engines import pace, stacked
 from equipoise.errors import CheckpointError, ConfigError, TrainingError
 
 
@@ -26,7 +27,7 @@ def config(**changes: object) -> Config:
         },
         "model": {"name": "mlp", "hidden": [16]},
         "local": {"lr": 0.1, "batch": 32, "epochs": 1},
-        "train": {"rounds": 6, "cohort": 4, "threads": 1, "device": "cpu"},
+        "train": {"rounds": 6, "cohort": 4, "threads": 1, "device": "cpu", "checkpoint_seconds": 0.0},
     }
     for path, value in changes.items():
         table, _, key = path.partition("__")
@@ -37,6 +38,10 @@ def config(**changes: object) -> Config:
     return Config.from_dict(raw)
 
 
+class Stop(Exception):
+    pass
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
@@ -45,6 +50,11 @@ def same(a: Path, b: Path) -> None:
     left, right = weights(a), weights(b)
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_data_that_are_with_the_sites_cannot_be_simulated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.source = 'sites': the data are with the sites, which join"):
+        runs.run(config(data={"source": "sites"}), tmp_path / "run")
 
 
 def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
@@ -73,6 +83,7 @@ import torch
 torch.set_num_threads(1)
 from equipoise import runs
 from equipoise.config import Config
+from equipoise.engines import pace, stacked
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
 config = Config.from_dict(json.loads(sys.argv[3]))
 runs.federate(config)  # what is imported late is imported now, so that the children start at once
@@ -122,9 +133,6 @@ def test_killed_twenty_times_and_resumed_ends_in_the_same_bits(tmp_path: Path) -
 def test_resume_continues_from_the_checkpoint_only(tmp_path: Path) -> None:
     runs.run(config(train__rounds=6), tmp_path / "whole")
     seen: list[int] = []
-
-    class Stop(Exception):
-        pass
 
     def stop(step: object) -> None:
         if step.round == 3:  # type: ignore[attr-defined]
@@ -226,3 +234,33 @@ def test_a_class_nobody_has_and_empty_clients_are_noted(tmp_path: Path) -> None:
         "no client has a sample of class 0, 1, 4, 5, 6, 7, 8, 9",
         "2 of 12 clients got no samples from the partition and are skipped",
     ]
+
+
+def test_a_run_that_begins_to_compile_says_so_first_and_resumes_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[tuple[int, int | None]] = []  # at each compiled round: the round, and what the plan says
+    real = stacked.compiled
+
+    def traced(step: object, task: object, backend: str) -> object:
+        plan = json.loads((tmp_path / where[0] / "plan.json").read_text())
+        plans.append((len(plans), plan["compile_from"]))
+        return real(step, task, "eager")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stacked, "compiled", traced)
+    monkeypatch.setattr(pace, "compile_from", lambda *_: 3)
+    where = ["whole"]
+    runs.run(config(train__cohort=None), tmp_path / "whole")
+    assert [plan for _, plan in plans] == [3, 3, 3]  # of six rounds the last three
+
+    def stop(step: object) -> None:
+        if step.round == 4:  # type: ignore[attr-defined]
+            raise Stop
+
+    where[0] = "cut"
+    with pytest.raises(Stop):
+        runs.run(config(train__cohort=None), tmp_path / "cut", runs.Watch(step=stop))
+    plans.clear()
+    runs.resume(tmp_path / "cut")
+    assert [plan for _, plan in plans] == [3, 3]
+    same(tmp_path / "whole", tmp_path / "cut")

@@ -15,7 +15,6 @@ from equipoise.federation import Federation
 from equipoise.local import Task
 from equipoise.method import Chain
 from equipoise.round import start
-from equipoise.server import State
 
 CENTRALISED, LOCAL = "centralised", "local"
 
@@ -44,8 +43,7 @@ def alone(fed: Federation, engine: Engine, rounds: int) -> dict[str, Any]:
         ids = fed.eligible[low : low + engine.width]
         params, buffers = tree.repeat(blank.params, len(ids)), tree.repeat(blank.buffers, len(ids))
         for round in range(rounds):
-            state = State(round, blank.params, blank.buffers, {})
-            visit = engine.prepare(task, state, {}, ids, 0, params)
+            visit = engine.prepare(task, ids, round, 0, params, {}, {})
             result = engine.visit(task, visit, buffers, ids, shared_start=False)
             params, buffers = tree.add(params, result.delta), result.buffers
         for site in range(len(ids)):

@@ -40,7 +40,7 @@ def save(folder: Path, trees: dict[str, Tree], meta: dict[str, Any]) -> Path:
 
     `meta` is anything JSON holds. One process at a time may save into a folder.
     """
-    structure, tensors = _structure(trees), _owned(tree.flatten(trees))
+    structure, tensors = _structure(trees), owned(tree.flatten(trees))
     document = folder / "checkpoint"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def _assemble(structure: dict[str, Any], leaves: dict[str, Tensor], prefix: str 
     }
 
 
-def _owned(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def owned(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, each alone in a storage of its own size, as safetensors demands."""
     seen: set[int] = set()
     owned: dict[str, Tensor] = {}

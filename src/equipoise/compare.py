@@ -52,17 +52,16 @@ def cells(config: Config, changes: Mapping[str, Sequence[str]], seeds: int) -> l
 def carry_out(made: Sequence[Cell], out: Path, watch: runs.Watch) -> Iterator[tuple[Cell, Config, dict[str, Any]]]:
     for cell in made:
         for config in cell.configs:
-            folder = cell.folder(out, config)
-            if (folder / "config.json").exists():
-                _same(folder, config)
-                yield cell, config, runs.resume(folder, watch)
-            else:
-                yield cell, config, runs.run(config, folder, watch)
+            yield cell, config, carry_on(config, cell.folder(out, config), watch)
 
 
-def _same(folder: Path, config: Config) -> None:
+def carry_on(config: Config, folder: Path, watch: runs.Watch) -> dict[str, Any]:
+    """Begin a run, or go on with what its folder has of it."""
+    if not (folder / "config.json").exists():
+        return runs.run(config, folder, watch)
     if read_config(folder) != config.to_dict():
         raise ConfigError(f"{folder} holds a run of another config: choose another --out, or remove it")
+    return runs.resume(folder, watch)
 
 
 def summary(results: Sequence[tuple[Cell, Config, dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from equipoise.errors import ConfigError, nearest
 from equipoise.local import Local
 
 VERSION = 1
+SITES = "sites"  # as a source of data: they are with the sites that join
 
 # A description is what an error says was expected.
 Count = Annotated[int, Field(ge=1, description="a whole number, 1 or above")]
@@ -44,6 +45,7 @@ Pair = Annotated[
     BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
     Field(description="two numbers in [0, 1)"),
 ]
+Names = Annotated[list[str], Field(description="a list of names")]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")]
 
 
@@ -165,13 +167,13 @@ class TrainTable(Table):
     seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or above")] = 0
     engine: Literal["stacked", "serial"] = "stacked"
     device: Device = "auto"
-    precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
-    compile: bool = False
+    precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = "auto"  # tf32 on CUDA, float32 elsewhere
+    compile: Literal["auto"] | bool = "auto"  # as soon as the rounds that remain are worth it
     block: Count | None = None  # clients trained at once
     threads: Count | None = None
     evaluate_every: Count = 1  # rounds
     checkpoint_every: Count = 1  # rounds ...
-    checkpoint_seconds: NotNegative = 0.0  # ... but not before so many seconds have passed
+    checkpoint_seconds: NotNegative = 10.0  # ... but not before so many seconds have passed
     # What makes a round the best, on validation data where there are any.
     select: Literal["balanced_accuracy", "accuracy", "macro_f1", "minority_accuracy", "worst_class_accuracy"] = (
         "balanced_accuracy"
@@ -179,6 +181,20 @@ class TrainTable(Table):
     patience: Count | None = None  # stop after so many rounds without a better one on validation data
     target: Share | None = None  # accuracy; the rounds to reach it are reported
     memory_gib: Positive = 8.0  # the most that the clients' memories may take
+
+
+class DeployTable(Table):
+    """For `equipoise serve`: the sites, and how long to wait for them."""
+
+    sites: Names | None = None  # else all that have a key
+    held_out: Fraction = 0.2  # of each class at each site, for evaluation
+    classes: Names | None = None  # else all that the sites name
+    minimum: Count = 2  # sites without which no sum is taken
+    deadline: Positive = 600.0  # seconds that a site has for one request
+    wait: Positive = 600.0  # seconds that the server waits for sites to join, or for enough of them to answer
+    message_mib: Count = 1024  # the largest message
+    auxiliary: str | None = None  # a file of the server's own, for methods that need samples there
+    test: str | None = None  # likewise, to evaluate on instead of what the sites hold out
 
 
 def _version(version: int) -> int:
@@ -196,13 +212,14 @@ class Config(Table):
     model: ModelTable
     local: LocalTable = LocalTable()
     train: TrainTable = TrainTable()
+    deploy: DeployTable = DeployTable()
 
     @model_validator(mode="after")
     def _agree(self) -> Config:
         clients, cohort = getattr(self.data.partition, "clients", None), self.train.cohort
         if clients is not None and isinstance(cohort, int) and cohort > clients:
             raise ValueError(f"train.cohort = {cohort}: expected at most {clients}, the clients of data.partition")
-        if self.train.patience is not None and not self.data.validation:
+        if self.train.patience is not None and not self.data.validation and self.data.source != SITES:
             raise ValueError(
                 f"train.patience = {self.train.patience}: early stopping looks at validation samples, "
                 "expected data.validation above 0"

@@ -11,24 +11,26 @@ from torch import Tensor
 from equipoise import metrics
 from equipoise.engines import Engine
 from equipoise.federation import Split
-from equipoise.questions import Question, cross_entropy
+from equipoise.questions import Question, Scores, cross_entropy
 from equipoise.tree import Tree
 
 
 @torch.no_grad()
-def evaluate(engine: Engine, params: Tree, buffers: Tree, split: Split, *, scores: bool = True) -> dict[str, Any]:
-    """Everything from one pass: loss, the confusion matrix, and with `scores` areas under curves and calibration."""
+def evaluate(
+    engine: Engine, params: Tree, buffers: Tree, split: Split | None, *, scores: bool = True
+) -> dict[str, Any]:
+    """Everything from one pass: loss, the confusion matrix, and with `scores` areas under curves and calibration.
+
+    Without a split: on what the clients hold apart, where the engine has such clients.
+    """
     fed = engine.fed
-    outputs = engine.outputs(params, buffers, split.x)
-    y = split.y.to(outputs.device)
-    confusion = confusion_matrix(outputs, y)
+    sums = engine.score(Scores(len(fed.classes), scores), params, buffers, split)
     record = {
-        "loss": float(cross_entropy(outputs, y).mean()),
-        **metrics.summary(confusion, fed.minority, fed.class_counts.tolist()),
+        "loss": float(sums["loss"] / sums["confusion"].sum()),
+        **metrics.summary(sums["confusion"], fed.minority, fed.class_counts.tolist()),
     }
     if scores:
-        probabilities = outputs.softmax(-1)
-        record |= metrics.scores(metrics.histograms(probabilities, y), metrics.reliability(probabilities, y))
+        record |= metrics.scores(sums["histograms"], sums["reliability"])
     return record
 
 

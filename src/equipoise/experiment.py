@@ -12,7 +12,7 @@ from equipoise.engines import Engine, Stacked, Sums
 from equipoise.errors import ConfigError, nearest
 from equipoise.federation import Federation
 from equipoise.method import Chain, Method
-from equipoise.round import one_round, start
+from equipoise.round import one_round, reopen, start
 from equipoise.server import State
 from equipoise.tree import Tree
 
@@ -90,7 +90,7 @@ class Training:
         resume: Snapshot | None = None,
     ) -> None:
         self.fed, self.chain, self.engine, self.settings = fed, Chain(method), engine, settings
-        if settings.patience is not None and fed.validation is None:
+        if settings.patience is not None and fed.validation is None and not engine.holds_out:
             raise ConfigError(
                 "train.patience: early stopping needs data.validation, the share of samples held out for it"
             )
@@ -98,17 +98,19 @@ class Training:
             raise ConfigError(
                 "train.select = 'minority_accuracy': there is no minority class; name one in data.minority"
             )
-        self.state = start(fed, self.chain, engine)
         self.best: Tree = {}
         self.notes: dict[str, Any] = {"best": None, "waited": 0, "up": 0, "down": 0, "reached": None}
-        if resume is not None:
-            place = engine.place
-            state = resume.state
+        if resume is None:
+            self.state = start(fed, self.chain, engine)
+        else:
+            place, state = engine.place, resume.state
             self.state = State(state.round, place(state.params), place(state.buffers), place(state.slots))
+            reopen(self.state, fed, self.chain, engine)
             engine.memory.load(resume.memory)
             self.best, self.notes = place(resume.best), dict(resume.notes)
 
     def snapshot(self) -> Snapshot:
+        self.engine.settle()
         return Snapshot(self.state, self.engine.memory.save(), self.best, dict(self.notes))
 
     def __iter__(self) -> Iterator[Step]:
@@ -129,12 +131,13 @@ class Training:
         return self.state.round >= self.settings.rounds or (patience is not None and self.notes["waited"] >= patience)
 
     def _record(self, sums: Sums, began: float) -> Record:
+        self.engine.settle()
         fed, state = self.fed, self.state
         split = fed.test or fed.validation
         patience, waited = self.settings.patience, self.notes["waited"] + self.settings.evaluate_every
         last = state.round >= self.settings.rounds or (patience is not None and waited >= patience)  # or may be
         record: Record = {"round": state.round, "clients": sums.clients, "samples": sums.samples}
-        if split is not None:
+        if split is not None or self.engine.holds_out:
             record |= evaluation.evaluate(self.engine, state.params, state.buffers, split, scores=last)
         judge = record
         if fed.validation is not None:
@@ -146,13 +149,20 @@ class Training:
         seen = self.engine.memory.seen(m.name for m in self.chain.having("observe"))
         record |= self.chain.observe(state.slots, seen)
         record |= {"bytes_up": self.notes["up"], "bytes_down": self.notes["down"]}
+        record |= self.engine.metrics()
         self._compare(record, judge)
         return record | {"seconds": time.perf_counter() - began}
 
     def _compare(self, record: Record, judge: Record) -> None:
         value, best = judge.get(self.settings.select), self.notes["best"]
         if value is not None and (best is None or value > best["value"]):
-            on = "validation" if self.fed.validation is not None else "test"
+            on = (
+                "validation"
+                if self.fed.validation is not None
+                else "test"
+                if self.fed.test is not None
+                else "held out"
+            )
             self.notes["best"] = {"value": value, "on": on, "record": record}
             self.notes["waited"] = 0
             self.best = {"params": self.state.params, "buffers": self.state.buffers}

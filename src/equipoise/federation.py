@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from equipoise.local import Local
 from equipoise.network import Network
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """Samples held apart from the clients: a test set, a validation set, the server's auxiliary set."""
 
@@ -47,6 +47,8 @@ class Federation:
     validation: Split | None = field(default=None, repr=False)
     auxiliary: Split | None = field(default=None, repr=False)
     roster: tuple[str, ...] | None = field(default=None, repr=False)
+    counts: Tensor | None = field(default=None, repr=False)  # of each class, where the samples are elsewhere
+    columns: tuple[str, ...] = field(default=(), repr=False)  # of a table: what the features are called
 
     @property
     def clients(self) -> int:
@@ -60,6 +62,8 @@ class Federation:
     @cached_property
     def class_counts(self) -> Tensor:
         """Of all clients together; for reports and for tests, never for a method."""
+        if self.counts is not None:
+            return self.counts
         return torch.bincount(self.y[self.indices.long()], minlength=len(self.classes))
 
     def auxiliary_for(self, method: str) -> Split:
@@ -82,12 +86,16 @@ class Federation:
     def client_name(self, client: int) -> str:
         return f"{client}" if self.roster is None else f"{self.roster[client]} ({client})"
 
-    def features(self, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """What turns raw samples into the model's inputs: normalisation by channel or by feature."""
+    def scale(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What turns raw samples into the model's inputs, (x + shift) * factor, by channel or by feature."""
         scale = 255.0 if self.x.dtype == torch.uint8 else 1.0
         shape = [-1] + [1] * (self.x.dim() - 2)
         factor = (1 / (torch.tensor(self.std, dtype=torch.float64) * scale)).view(shape).to(device, dtype)
         shift = (-torch.tensor(self.mean, dtype=torch.float64) * scale).view(shape).to(device, dtype)
+        return shift, factor
+
+    def features(self, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        shift, factor = self.scale(device, dtype)
         return lambda x: (x.to(dtype) + shift) * factor
 
 
@@ -103,11 +111,13 @@ def build(
     validation: float = 0.0,
     auxiliary: int = 0,
     minority: tuple[int, ...] | None = None,
+    kind: Hashable | None = None,
 ) -> Federation:
     """A federation made from one pool of samples.
 
     The server's auxiliary samples and the validation set are cut from the pool first, balanced as the pool is; then
-    the pool is made imbalanced; then it is divided among the clients.
+    the pool is made imbalanced; then it is divided among the clients. Models of the same `kind` differ in nothing but
+    their numbers, and share what is compiled.
     """
     classes = len(data.classes)
     _check(classes, cohort, validation, auxiliary, minority)
@@ -129,9 +139,7 @@ def build(
         cohort = max(1, round(cohort * clients))
     if cohort is not None and not 1 <= cohort <= clients:
         raise ConfigError(f"train.cohort = {cohort}: expected 1 to {clients}, the number of clients")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(random.bits(seed, random.INIT)) & ((1 << 63) - 1))
-        network = Network(model())
+    network = initialised(model, seed, kind)
 
     def split(rows: np.ndarray) -> Split | None:
         return Split(_tensor(data.x[rows]), _tensor(data.y[rows])) if len(rows) else None
@@ -155,10 +163,18 @@ def build(
         validation=split(held_validation),
         auxiliary=split(held_aux),
         roster=data.roster if isinstance(partition, Natural) else None,
+        columns=data.features,
     )  # fmt: skip
     probe = fed.features(torch.device("cpu"), torch.float32)(fed.x[:2])
     network.check(probe, classes)
     return fed
+
+
+def initialised(model: Callable[[], nn.Module], seed: int, kind: Hashable | None = None) -> Network:
+    """The network that a run with this seed starts from."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(random.bits(seed, random.INIT)) & ((1 << 63) - 1))
+        return Network(model(), kind)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -304,6 +304,8 @@ def reach(env: Env) -> Tensor:
     1), so that a visit is its power, found by repeated squaring because the number of steps is traced.
     """
     m, mu = env.local.momentum, env.local.prox
+    if m == 0 and mu == 0:
+        return env.steps.to(env.lr.dtype)
     dtype, device = torch.float64, env.steps.device
     pull = env.lr.to(dtype) * mu
     zero, one = torch.zeros((), dtype=dtype, device=device), torch.ones((), dtype=dtype, device=device)

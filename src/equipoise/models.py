@@ -14,7 +14,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import pairwise
 
 import torch
@@ -149,6 +149,11 @@ def build(name: str, shape: Shape, classes: int, **options: object) -> nn.Module
         raise ConfigError(f"there is no model '{name}': {nearest(name, MODELS)}")
     _refuse_unknown(name, options, set(inspect.signature(MODELS[name]).parameters) - {"shape", "classes"})
     return MODELS[name](shape, classes, **options)
+
+
+def kind(name: str, shape: Shape, classes: int, **options: object) -> Hashable | None:
+    """What two networks have in common that differ in their numbers only; of a user's own code nothing is known."""
+    return None if ":" in name else (name, tuple(shape), classes, repr(sorted(options.items())))
 
 
 def _own(name: str, given: dict[str, object], options: dict[str, object]) -> nn.Module:

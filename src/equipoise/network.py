@@ -9,6 +9,7 @@ key reach the layers as two extra buffers, which keeps the module itself free of
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -131,7 +132,9 @@ def _swap(module: nn.Module) -> nn.Module:
 class Network:
     """The functional form of a module, its initial parameters and its buffers."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, kind: Hashable | None = None) -> None:
+        """Networks of the same `kind` differ in nothing but their numbers; by default each is of its own."""
+        self.kind = object() if kind is None else kind
         module = _swap(copy.deepcopy(module))
         self.module = module
         named = dict(module.named_parameters())

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equipoise import metrics
 from equipoise.tree import Tree
 
 
@@ -66,14 +67,23 @@ class MeanLoss(Question):
 
 @dataclass(frozen=True)
 class Scores(Question):
-    """Everything the metrics need, as sums: losses, the confusion matrix, score histograms, calibration."""
+    """Everything the metrics need, as sums: losses, the confusion matrix, and in full what areas under curves and
+    calibration are read off."""
 
     classes: int
+    full: bool = True
 
     def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
         place = y * self.classes + outputs.argmax(-1)
         confusion = torch.zeros(self.classes**2, dtype=torch.int64, device=y.device)
-        return {
+        sums = {
             "loss": torch.where(mask, cross_entropy(outputs, y), 0).sum(),
             "confusion": confusion.scatter_add(0, place, mask.long()).view(self.classes, self.classes),
+        }
+        if not self.full:
+            return sums
+        probabilities = outputs.softmax(-1)
+        return sums | {
+            "histograms": metrics.histograms(probabilities, y, mask=mask),
+            "reliability": metrics.reliability(probabilities, y, mask=mask),
         }

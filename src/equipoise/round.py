@@ -21,6 +21,15 @@ def start(fed: Federation, chain: Chain, engine: Engine) -> State:
 
 
 @torch.no_grad()
+def reopen(state: State, fed: Federation, chain: Chain, engine: Engine) -> None:
+    """Make an engine ready to go on from a state; what the clients keep is the caller's to restore."""
+    chain.check(fed, chain)
+    engine.open(chain, state.params)
+    for method in chain.having("resample"):
+        engine.resample(method, state.slots[method.name])
+
+
+@torch.no_grad()
 def one_round(state: State, fed: Federation, chain: Chain, engine: Engine) -> tuple[State, Sums]:
     # 1. Who trains, and who after whom.
     ids = chain.select(state.slots, fed, state.round)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from equipoise import __version__, data, expression, models, tree
+from equipoise import __version__, data, expression, models, predict, tree
 from equipoise.baselines import CENTRALISED, LOCAL, alone, centralised
-from equipoise.config import Config
-from equipoise.engines import Engine, Serial, Stacked
+from equipoise.config import SITES, Config
+from equipoise.data.files import data_root
+from equipoise.engines import Engine, Serial, Stacked, pace
 from equipoise.errors import CheckpointError, ConfigError, nearest
 from equipoise.evaluation import across_clients
 from equipoise.experiment import Record, Settings, Snapshot, Step, Training
@@ -25,7 +27,6 @@ from equipoise.folder import RunFolder
 from equipoise.local import Local
 from equipoise.method import Chain
 from equipoise.methods import METHODS
-from equipoise.tree import Tree
 
 FULL_RECORDS = 20  # with more classes, only the last record carries the confusion matrix
 
@@ -37,6 +38,11 @@ class Watch:
     begin: Callable[[Config, Federation, int], None] = lambda config, fed, done: None
     step: Callable[[Step], None] = lambda step: None
     say: Callable[[str], None] = lambda sentence: None
+    stop: Callable[[], bool] = lambda: False  # asked after every round: shall the run stop here, to be resumed later?
+
+
+class Stopped(Exception):
+    """A run that its watch has stopped, with a checkpoint of the round it had come to."""
 
 
 def parse_method(text: str) -> Chain:
@@ -46,7 +52,7 @@ def parse_method(text: str) -> Chain:
 def federate(config: Config) -> Federation:
     """Load the data, make it imbalanced, divide it, and build the model."""
     table = config.data
-    pool = data.load(table.source, table.dir, **table.options)
+    pool = _pool(table.source, table.dir, json.dumps(table.options, sort_keys=True))
     classes = len(pool.classes)
     fed = build(
         pool,
@@ -58,12 +64,30 @@ def federate(config: Config) -> Federation:
         seed=config.train.seed,
         validation=table.validation,
         auxiliary=table.auxiliary,
-        minority=None if table.minority is None else tuple(_label(name, pool.classes) for name in table.minority),
+        kind=models.kind(config.model.name, pool.x.shape[1:], classes, **config.model.options),
+        minority=None if table.minority is None else tuple(label(name, pool.classes) for name in table.minority),
     )
     return centralised(fed) if config.method == CENTRALISED else fed
 
 
-def _label(name: int | str, classes: tuple[str, ...]) -> int:
+def _pool(source: str, folder: str | None, options: str) -> data.Dataset:
+    """A known data set is read once for many runs; a file of the user's own may change between them."""
+    if source == SITES:
+        raise ConfigError(
+            "data.source = 'sites': the data are with the sites, which join `equipoise serve`; expected a data set or"
+            " a file to simulate with"
+        )
+    if source not in data.SOURCES:
+        return data.load(source, folder, **json.loads(options))
+    return _known(source, str(data_root(folder).absolute()), options)
+
+
+@lru_cache(maxsize=2)
+def _known(source: str, folder: str, options: str) -> data.Dataset:
+    return data.load(source, folder, **json.loads(options))
+
+
+def label(name: int | str, classes: tuple[str, ...]) -> int:
     if isinstance(name, int) and 0 <= name < len(classes):
         return name
     if str(name) in classes:
@@ -79,17 +103,34 @@ def execution_plan(config: Config, fed: Federation) -> dict[str, Any]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"train.device = {device!r}: torch finds no CUDA device here; expected cpu or auto")
-    plan = {
+    threads = train.threads or torch.get_num_threads()
+    return {
         "engine": train.engine,
         "device": device,
-        "precision": train.precision,
-        "compile": train.compile,
-        "threads": train.threads or torch.get_num_threads(),
+        "precision": _precision(train.precision, device),
+        "compile_from": _compile_from(config, fed, device, threads),
+        "threads": threads,
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
+        "block": train.block,
     }
-    _prepare_torch(plan)
-    return plan | {"block": train.block or make_engine(plan, fed, train.memory_gib).width}
+
+
+def _compile_from(config: Config, fed: Federation, device: str, threads: int) -> int | None:
+    """The round from which on a run is compiled."""
+    train = config.train
+    if train.compile != "auto":
+        return 0 if train.compile else None
+    if train.engine != "stacked" or config.method == LOCAL:
+        return None
+    chain = Chain() if config.method == CENTRALISED else parse_method(config.method)
+    return pace.compile_from(fed, chain.local(fed.local), train.rounds, device, threads)
+
+
+def _precision(asked: str, device: str) -> str:
+    if asked != "auto":
+        return asked
+    return "tf32" if device.startswith("cuda") else "float32"
 
 
 def _prepare_torch(plan: dict[str, Any]) -> None:
@@ -105,7 +146,7 @@ def make_engine(plan: dict[str, Any], fed: Federation, memory_gib: float) -> Eng
     options = {"device": plan["device"], "precision": plan["precision"], "memory_gib": memory_gib}
     if plan["engine"] == "serial":
         return Serial(fed, **options)
-    return Stacked(fed, width=plan.get("block"), compile=plan["compile"], **options)
+    return Stacked(fed, width=plan.get("block"), compile_from=plan["compile_from"], **options)
 
 
 def run(config: Config, out: Path, watch: Watch = Watch()) -> Record:
@@ -114,11 +155,11 @@ def run(config: Config, out: Path, watch: Watch = Watch()) -> Record:
         parse_method(config.method)
     fed = federate(config)
     plan = execution_plan(config, fed)
-    _warn(fed, watch)
+    warn(fed, watch)
     with RunFolder.create(out, config.to_dict()) as folder:
-        folder.write("federation", _describe(fed))
+        folder.write("federation", describe(fed))
         folder.write("plan", plan | {"equipoise": __version__})
-        return _carry_out(config, fed, plan, folder, watch)
+        return carry_out(config, fed, _ready(plan, config, fed), folder, watch)
 
 
 def resume(path: Path, watch: Watch = Watch()) -> Record:
@@ -131,19 +172,23 @@ def resume(path: Path, watch: Watch = Watch()) -> Record:
         config = Config.from_dict(folder.config)
         fed = federate(config)
         plan = folder.read("plan") or execution_plan(config, fed)
-        folder.write("federation", _describe(fed))
+        folder.write("federation", describe(fed))
         folder.write("plan", plan)
         now = execution_plan(config, fed)
         changed = [f"{key} {plan[key]} is now {now[key]}" for key in ("torch", "machine") if plan[key] != now[key]]
         if changed:
             watch.say(f"{'; '.join(changed)}: the result agrees with the uncut run to tolerance, not bit by bit")
-        return _carry_out(config, fed, plan, folder, watch)
+        return carry_out(config, fed, _ready(plan, config, fed), folder, watch)
 
 
-def _carry_out(config: Config, fed: Federation, plan: dict[str, Any], folder: RunFolder, watch: Watch) -> Record:
+def _ready(plan: dict[str, Any], config: Config, fed: Federation) -> Engine:
     _prepare_torch(plan)
+    return make_engine(plan, fed, config.train.memory_gib)
+
+
+def carry_out(config: Config, fed: Federation, engine: Engine, folder: RunFolder, watch: Watch) -> Record:
+    """Train from the last checkpoint of the folder, or from the start, to the result."""
     began, train = time.monotonic(), config.train
-    engine = make_engine(plan, fed, train.memory_gib)
     if config.method == LOCAL:
         watch.begin(config, fed, 0)
         folder.rewind(-1)
@@ -169,22 +214,25 @@ def _carry_out(config: Config, fed: Federation, plan: dict[str, Any], folder: Ru
             few = len(fed.classes) <= FULL_RECORDS or step.last
             folder.append(record if few else {k: v for k, v in record.items() if k != "confusion"})
         due = step.round % train.checkpoint_every == 0 and time.monotonic() - written >= train.checkpoint_seconds
-        if due or step.last:
+        stop = not step.last and watch.stop()
+        if due or step.last or stop:
             _save(folder, step.snapshot())
             written = time.monotonic()
         watch.step(step)
+        if stop:
+            raise Stopped(f"{folder.path} stopped after round {step.round}")
     if record is None:
         raise CheckpointError(f"{folder.path}: the run ended without a single record")
-    _export(folder.path / "model.safetensors", {**training.state.params, **training.state.buffers})
-    if training.best:
-        _export(folder.path / "best.safetensors", {**training.best["params"], **training.best["buffers"]})
-    spread = across_clients(engine, training.state.params, training.state.buffers)
+    _export(config, fed, folder.path, training)
     notes = training.notes
     result = {"method": str(config.method), "last": record, "best": notes["best"], "reached": notes["reached"]}
-    return _finish(folder, result | {"across_clients": spread}, began)
+    if not engine.holds_out:  # a server of real sites sees sums, and no spread
+        result["across_clients"] = across_clients(engine, training.state.params, training.state.buffers)
+    engine.deliver(training.state.params, training.state.buffers)
+    return _finish(folder, result, began)
 
 
-def _warn(fed: Federation, watch: Watch) -> None:
+def warn(fed: Federation, watch: Watch) -> None:
     """What is odd about the data but no reason to stop."""
     absent = [name for name, count in zip(fed.classes, fed.class_counts.tolist(), strict=True) if count == 0]
     if absent:
@@ -208,14 +256,34 @@ def _finish(folder: RunFolder, result: Record, began: float) -> Record:
     return result
 
 
-def _export(path: Path, values: Tree) -> None:
-    """The model as other programs read it, put in place whole."""
-    partial = path.with_suffix(".partial")
-    save_file({name: leaf.detach().cpu().contiguous() for name, leaf in tree.flatten(values).items()}, partial)
-    partial.replace(path)
+def _export(config: Config, fed: Federation, folder: Path, training: Training) -> None:
+    """The models of the last round and of the best, as other programs read them, and `predict`."""
+    models = {"model": {**training.state.params, **training.state.buffers}}
+    if training.best:
+        models["best"] = {**training.best["params"], **training.best["buffers"]}
+    card = predict.Card(
+        name=config.model.name,
+        classes=fed.classes,
+        shape=tuple(fed.x.shape[1:]),
+        dtype=str(fed.x.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        mean=fed.mean,
+        std=fed.std,
+        precision=training.engine.precision,  # type: ignore[arg-type]
+        options=config.model.options,
+        features=fed.columns,
+        label=_option(config, "label"),
+        delimiter=_option(config, "delimiter") or ",",
+    )
+    predict.save(folder, card, models)
 
 
-def _describe(fed: Federation) -> dict[str, Any]:
+def _option(config: Config, name: str) -> str | None:
+    """Of a table's file."""
+    value = config.data.options.get(name)
+    return value if isinstance(value, str) else None
+
+
+def describe(fed: Federation) -> dict[str, Any]:
     sizes = fed.offsets.diff().double()
     return {
         "classes": list(fed.classes),

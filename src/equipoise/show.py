@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from equipoise.baselines import CENTRALISED, LOCAL
@@ -47,6 +48,17 @@ def demo_config(rounds: int) -> Config:
     })  # fmt: skip
 
 
+MEASURES = {
+    "overall accuracy": "accuracy",
+    "worst of the minority": "minority_accuracy",
+    "worst class": "worst_class_accuracy",
+    "balanced accuracy": "balanced_accuracy",
+    "macro F1": "macro_f1",
+    "AUROC (mean of classes)": "auroc",
+    "calibration error": "calibration_error",
+}
+
+
 def _colour(value: float | None) -> str:
     text = percent(value)
     if value is None:
@@ -71,15 +83,7 @@ def run_table(result: Mapping[str, Any], federation: Mapping[str, Any]) -> Table
             percent(last["precision"][label]),
         )
     table.add_section()
-    for name, key in {
-        "overall accuracy": "accuracy",
-        "worst of the minority": "minority_accuracy",
-        "worst class": "worst_class_accuracy",
-        "balanced accuracy": "balanced_accuracy",
-        "macro F1": "macro_f1",
-        "AUROC (mean of classes)": "auroc",
-        "calibration error": "calibration_error",
-    }.items():
+    for name, key in MEASURES.items():
         if key in last:
             table.add_row(f"[bold]{name}[/]", "", percent(last[key]), "")
     if best:
@@ -87,6 +91,26 @@ def run_table(result: Mapping[str, Any], federation: Mapping[str, Any]) -> Table
         table.add_row(f"minority, {where}", "", percent(best["record"].get("minority_accuracy")), "")
     if result.get("reached"):
         table.add_row("round that reached the target", "", str(result["reached"]), "")
+    return table
+
+
+def predictions_table(counts: Mapping[str, int], scores: Mapping[str, Any] | None) -> Table:
+    """How many samples are given to each class and, where the truth is known, how well."""
+    table = Table(title=f"{sum(counts.values()):,} samples", title_justify="left", box=None)
+    table.add_column("class")
+    for column in ("predicted", *(("samples", "recall", "precision") if scores else ())):
+        table.add_column(column, justify="right")
+    for label, (name, count) in enumerate(counts.items()):
+        cells = [escape(name), f"{count:,}"]
+        if scores:
+            cells += [f"{scores['counts'][label]:,}", _colour(scores["recall"][label])]
+            cells.append(percent(scores["precision"][label]))
+        table.add_row(*cells)
+    if scores:
+        table.add_section()
+        for name, key in MEASURES.items():
+            if scores.get(key) is not None:
+                table.add_row(f"[bold]{name}[/]", "", "", percent(scores[key]))
     return table
 
 

@@ -131,9 +131,7 @@ def test_a_ragged_cohort_compiles() -> None:
 def test_a_step_is_one_graph(chain: Chain) -> None:
     fed = federation(sizes=(8, 8, 8, 8), cohort=2)  # one shape, as above
     torch.compiler.reset()
-    engine = stacked(fed)
-    engine._step = torch.compile(engine._step, fullgraph=True, backend="aot_eager")
-    rounds(fed, chain, engine, 1)
+    rounds(fed, chain, stacked(fed, compile="aot_eager"), 1)
 
 
 def train(fed: Federation, chain: Chain, plan: torch.Tensor) -> tuple[Sums, Tree]:

@@ -30,6 +30,7 @@ class Dataset:
     `mean` and `std` are per channel of images (uint8 is divided by 255 first) or per feature. They are
     applied when a batch is made, so that arrays stay as small as they came. `client` gives, for each
     training sample, the position of its owner in the sorted `roster`, where the data come with owners.
+    `features` are the columns that `x` was read from, where the data come from a table.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Dataset:
     std: tuple[float, ...]
     client: Array | None = field(default=None, repr=False)
     roster: tuple[str, ...] | None = field(default=None, repr=False)
+    features: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         self.check()
@@ -74,6 +76,8 @@ class Dataset:
                 f"{self.name}: mean and std need one number (std above 0) for each of {self.x.shape[1]} "
                 f"channels or features, found {len(self.mean)} and {len(self.std)}"
             )
+        if self.features and len(self.features) != self.x.shape[1]:
+            raise DataError(f"{self.name}: {len(self.features)} columns are named for {self.x.shape[1]} features")
         self._check_clients()
 
     def _check_clients(self) -> None:
@@ -103,6 +107,7 @@ def assemble(
     normalise: str,
     seed: int = 0,
     clients: tuple[Array, tuple[str, ...]] | None = None,
+    features: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set from samples and labels, with a test set or the fraction of each class to hold out as one.
 
@@ -119,17 +124,12 @@ def assemble(
         x, y, test_x, test_y = x[~chosen], y[~chosen], x[chosen], y[chosen]
         owner = None if owner is None else owner[~chosen]
     mean, std = normalisation(normalise, x)
-    return Dataset(name, x, y, test_x, test_y, classes, mean, std, owner, roster)
+    return Dataset(name, x, y, test_x, test_y, classes, mean, std, owner, roster, features)
 
 
 def check_part(where: str, x: Array, y: Array, num_classes: int) -> None:
     """Refuse samples and labels that do not fit each other; `where` names them."""
-    if x.size == 0:
-        raise DataError(f"{where} is empty")
-    if (x.dtype.name, x.ndim) not in (("uint8", 4), ("float32", 4), ("float32", 2)):
-        raise DataError(
-            f"{where} must be uint8 or float32 [N, C, H, W] or float32 [N, F], not {x.dtype} {list(x.shape)}"
-        )
+    _check_kind(where, x)
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"{where} has {len(x)} samples but labels of shape {list(y.shape)}")
     if y.dtype != np.int64:
@@ -139,6 +139,25 @@ def check_part(where: str, x: Array, y: Array, num_classes: int) -> None:
         raise DataError(
             f"{where} has label {y[row]} in row {row + 1}, outside 0 to {num_classes - 1} ({num_classes} classes)"
         )
+    _check_finite(where, x)
+
+
+def check_samples(where: str, x: Array) -> None:
+    """Refuse samples that no model could use, whatever their labels."""
+    _check_kind(where, x)
+    _check_finite(where, x)
+
+
+def _check_kind(where: str, x: Array) -> None:
+    if x.size == 0:
+        raise DataError(f"{where} is empty")
+    if (x.dtype.name, x.ndim) not in (("uint8", 4), ("float32", 4), ("float32", 2)):
+        raise DataError(
+            f"{where} must be uint8 or float32 [N, C, H, W] or float32 [N, F], not {x.dtype} {list(x.shape)}"
+        )
+
+
+def _check_finite(where: str, x: Array) -> None:
     if x.dtype == np.float32 and not np.isfinite(x).all():
         row, *rest = (int(i) for i in np.argwhere(~np.isfinite(x))[0])
         raise DataError(

@@ -82,16 +82,19 @@ def _read_annotated(folder: Path, classes: tuple[str, ...]) -> tuple[Array, Arra
     return read_images([folder / "images" / row[0] for row in rows]), labels
 
 
-def read_images(paths: list[Path]) -> Array:
-    """Images of one size as uint8 [N, 3, H, W]; grey ones are repeated in all three channels."""
+def read_images(paths: list[Path], grey: bool = False) -> Array:
+    """Images of one size as uint8 [N, 3, H, W], where grey ones are repeated in all three channels.
+
+    With `grey`, they are [N, 1, H, W], and colours are turned into grey.
+    """
     if not paths:
         raise DataError("there are no images to read")
     image = require("PIL.Image", "reading images", "images")
-    first = _read_image(image, paths[0])
+    first = _read_image(image, paths[0], grey)
     x = np.empty((len(paths), *first.shape), dtype=np.uint8)
 
     def fill(i: int) -> None:
-        pixels = _read_image(image, paths[i])
+        pixels = _read_image(image, paths[i], grey)
         if pixels.shape != first.shape:
             raise DataError(
                 f"{paths[i]} is {pixels.shape[2]} x {pixels.shape[1]} pixels, "
@@ -105,6 +108,7 @@ def read_images(paths: list[Path]) -> Array:
     return x
 
 
-def _read_image(image: Any, path: Path) -> Array:
+def _read_image(image: Any, path: Path, grey: bool) -> Array:
     with reading(path), image.open(path) as picture:
-        return np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
+        pixels = np.asarray(picture.convert("L" if grey else "RGB"))
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)

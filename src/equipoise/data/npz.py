@@ -23,7 +23,7 @@ ALIASES = {
 }
 
 
-def read_npz(path: Path) -> dict[str, Array]:
+def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Array]:
     """The arrays of the file under the names of `ALIASES`; never a pickled object."""
     with reading(path), path.open("rb") as stream:
         if not zipfile.is_zipfile(stream):
@@ -34,7 +34,7 @@ def read_npz(path: Path) -> dict[str, Array]:
                 for name, aliases in ALIASES.items()
             }
             arrays = {name: file[alias] for name, alias in present.items() if alias}
-    for name in ("x", "y"):
+    for name in needed:
         if name not in arrays:
             raise DataError(f"{path} has no array called {' or '.join(ALIASES[name])}")
     if ("test_x" in arrays) != ("test_y" in arrays):

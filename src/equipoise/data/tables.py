@@ -75,6 +75,20 @@ def load_parquet(
     return _load(read, path, label, client, test, seed, normalise)
 
 
+def read_table(
+    path: Path, label: str | None, drop: Any, delimiter: str = ",", features: tuple[str, ...] | None = None
+) -> Table:
+    """One site's table: every column but the label and what is dropped, or just the `features` in their order."""
+    text = () if label is None else (label,)
+    if path.suffix.lower() == ".parquet":
+        table = _read_parquet(path, text, drop, features)
+    else:
+        table = _read_csv(path, text, drop, delimiter, features)
+    for name in text:
+        _complete(table.text[name], path, name)
+    return table
+
+
 def _load(
     read: Callable[[Path, tuple[str, ...]], Table],
     path: Path,
@@ -92,12 +106,12 @@ def _load(
     written = [(str(path), _complete(pool.text[label], path, label))]
     if not isinstance(test, str):
         (y,), classes = encode(written, label)
-        return assemble(path.name, (pool.x, y), test, classes, normalise, seed, clients)
+        return assemble(path.name, (pool.x, y), test, classes, normalise, seed, clients, pool.features)
     other = _beside(path, test)
     held = _same_features(read(other, columns), pool, other, path)
     written.append((str(other), _complete(held.text[label], other, label)))
     (y, test_y), classes = encode(written, label)
-    return assemble(path.name, (pool.x, y), (held.x, test_y), classes, normalise, seed, clients)
+    return assemble(path.name, (pool.x, y), (held.x, test_y), classes, normalise, seed, clients, pool.features)
 
 
 def encode(parts: list[tuple[str, Array]], column: str) -> tuple[list[Array], tuple[str, ...]]:
@@ -152,29 +166,36 @@ def _same_features(table: Table, pool: Table, path: Path, other: Path) -> Table:
     return Table(pool.features, table.x[:, order], table.text)
 
 
-def _columns(path: Path, header: list[str], text: tuple[str, ...], drop: Any) -> tuple[str, ...]:
-    """The feature columns: all but labels, clients and what is dropped."""
+def _columns(
+    path: Path, header: list[str], text: tuple[str, ...], drop: Any, wanted: tuple[str, ...] | None = None
+) -> tuple[str, ...]:
+    """The feature columns: those that are wanted, or all but labels, clients and what is dropped."""
     if not isinstance(drop, list | tuple) or not all(isinstance(name, str) for name in drop):
         raise ConfigError(f"drop must be a list of column names, not {drop!r}")
-    for name in (*text, *drop):
+    for name in (*text, *(wanted if wanted is not None else drop)):
         if name not in header:
             raise ConfigError(f"{path} has no column {name!r}: {nearest(name, header)}")
-    doubled = [name for name in header if header.count(name) > 1]
+    used = header if wanted is None else (*text, *wanted)  # of columns that nobody reads, two may be alike
+    doubled = [name for name in used if header.count(name) > 1]
     if doubled:
         raise DataError(f"{path} has two columns called {doubled[0]!r}")
+    if wanted is not None:
+        return wanted
     features = tuple(name for name in header if name not in text and name not in drop)
     if not features:
         raise DataError(f"{path} has no feature columns besides {', '.join((*text, *drop))}")
     return features
 
 
-def _read_csv(path: Path, text: tuple[str, ...], drop: Any, delimiter: str) -> Table:
+def _read_csv(
+    path: Path, text: tuple[str, ...], drop: Any, delimiter: str, wanted: tuple[str, ...] | None = None
+) -> Table:
     with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
         rows = (row for row in csv.reader(file, delimiter=delimiter, strict=True) if row)
         header = [name.strip() for name in next(rows, [])]
         if not header:
             raise DataError(f"{path} is empty")
-        features = _columns(path, header, text, drop)
+        features = _columns(path, header, text, drop, wanted)
         blocks = [
             (
                 np.stack([_numbers(columns[header.index(name)], path, name, start) for name in features], axis=1),
@@ -202,11 +223,11 @@ def _blocks(rows: Iterator[list[str]], path: Path, width: int) -> Iterator[tuple
         start += len(block)
 
 
-def _read_parquet(path: Path, text: tuple[str, ...], drop: Any) -> Table:
+def _read_parquet(path: Path, text: tuple[str, ...], drop: Any, wanted: tuple[str, ...] | None = None) -> Table:
     parquet = require("pyarrow.parquet", "reading Parquet", "tables")
     with reading(path):
         table = parquet.read_table(path)
-    features = _columns(path, table.column_names, text, drop)
+    features = _columns(path, table.column_names, text, drop, wanted)
     if table.num_rows == 0:
         raise DataError(f"{path} has no rows")
     x = np.stack([_numbers(_parquet_column(table[name]), path, name, 0) for name in features], axis=1)

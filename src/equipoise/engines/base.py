@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch import Tensor
 from equipoise import random, tree
 from equipoise.engines.memory import GIB, Memories
 from equipoise.engines.precision import arithmetic, checked
+from equipoise.engines.sums import Part, Result, Sums, Total, summed
+from equipoise.engines.transfer import there
 from equipoise.errors import ConfigError, TrainingError
 from equipoise.local import Data, Local, Task, Visit
 from equipoise.network import Context
@@ -22,49 +25,29 @@ from equipoise.questions import Question
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
+    from equipoise.federation import Federation, Split
     from equipoise.method import Chain, Method
     from equipoise.server import State, Turn
 
 
-class Sums(NamedTuple):
-    """All that the server learns from the visits of a round."""
+class Store(NamedTuple):
+    """The samples of all clients, as programs read them."""
 
-    delta: Tree  # of weight * delta
-    weight: Tensor
-    buffers: Tree  # float buffers: of plain weight * change; integer buffers: the largest
-    plain_weight: Tensor
-    uploads: Tree  # by method
-    clients: int
-    samples: int
-    rows: Tree  # by method, only for methods that look at single clients: {"ids", "values"}
-    down: int  # bytes
-    up: int
+    x: Tensor
+    y: Tensor
+    indices: Tensor
+    copies: Tensor | None
+    shift: Tensor
+    factor: Tensor
 
-    def of(self, name: str) -> Sums:
-        """The part of one method."""
-        return self._replace(uploads=self.uploads.get(name, {}), rows=self.rows.get(name, {}))
+    def look_up(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw samples, labels and copy numbers of rows of the partition."""
+        where = self.indices[rows].long()
+        copies = torch.zeros_like(where) if self.copies is None else self.copies[rows]
+        return self.x[where], self.y[where], copies
 
-    def mean_buffers(self, before: Tree) -> Tree:
-        if not before or self.clients == 0:
-            return before
-        return tree.map(
-            lambda old, total: old + total / self.plain_weight.to(old.dtype) if old.is_floating_point() else total,
-            before,
-            self.buffers,
-        )
-
-
-class Result(NamedTuple):
-    """What comes back from visits, one row per client."""
-
-    delta: Tree
-    weight: Tensor
-    plain_weight: Tensor
-    buffers: Tree
-    upload: Tree
-    memory: Tree
-    finite: Tensor
+    def features(self, x: Tensor) -> Tensor:
+        return (x.to(self.shift.dtype) + self.shift) * self.factor
 
 
 def take(parts: Any, index: Tensor | slice | int, dims: Any = None) -> Any:
@@ -87,7 +70,8 @@ def client_axes(shared_start: bool) -> Any:
 class Engine:
     """A simulation of the clients on this machine. Subclasses say how some of them train: `visit`."""
 
-    width = 1  # how many clients train at once
+    compile_from: int | None = None  # the round from which on programs are compiled
+    holds_out = False  # do the clients hold samples apart, on which `score` can be answered?
 
     def __init__(
         self, fed: Federation, *, device: str = "cpu", precision: str = "float32", memory_gib: float = 8.0
@@ -99,7 +83,9 @@ class Engine:
         self.x, self.y = fed.x.to(self.device), fed.y.to(self.device)
         self.offsets, self.indices = fed.offsets, fed.indices.to(self.device)
         self.copies: Tensor | None = None
-        self.features = fed.features(self.device, self.dtype)
+        self.scale = fed.scale(self.device, self.dtype)
+        self.held: WeakKeyDictionary[Split, tuple[Tensor, Tensor]] = WeakKeyDictionary()  # on the device
+        self.doubtful: list[tuple[int, Tensor, Tensor]] = []  # round, clients, whether each is finite
         self.memory = Memories({}, fed.clients, self.memory_limit)
 
     def place(self, values: Tree) -> Tree:
@@ -113,9 +99,14 @@ class Engine:
         initial = chain.remember(params, len(self.fed.classes))
         self.memory = Memories(initial, self.fed.clients, self.memory_limit)
         self.offsets, self.indices, self.copies = self.fed.offsets, self.fed.indices.to(self.device), None
+        self.doubtful = []
 
     def resample(self, method: Method, slot: Tree) -> None:
         """Let every client choose what it trains on, once."""
+        self.resample_with(method, tree.to(method.broadcast(slot), "cpu"))
+
+    def resample_with(self, method: Method, msg: Tree) -> None:
+        """The same, given what the method sends."""
         indices, copies, sizes = [], [], []
         for client in range(self.fed.clients):
             rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
@@ -124,7 +115,7 @@ class Engine:
             key = random.bits(self.fed.seed, random.RESAMPLE, client)
             positions, new = torch.arange(0), torch.arange(0)
             if len(mine):
-                positions, new = method.resample(self.fed.y[mine], method.broadcast(slot), key)
+                positions, new = method.resample(self.fed.y[mine], msg, key)
                 if len(positions) == 0:
                     who = self.fed.client_name(client)
                     raise ConfigError(
@@ -138,13 +129,31 @@ class Engine:
 
     def train(self, state: State, plan: Tensor, chain: Chain, local: Local, turn: Turn) -> Sums:
         task = Task(chain, self.fed.network, local, self.autocast)
-        total = _Total(state, self.device, self.dtype)
+        total = Total(state, self.device, self.dtype)
         shared = chain.broadcast(state.slots)
         self._check_lanes(plan, chain)
         with arithmetic(self.device, self.precision):
             for lanes in self._blocks(plan, local):
-                self._train_lanes(task, state, plan[:, lanes], shared, total, turn)
-        return total.close(self.fed, state.round)
+                if len(plan) == 1 and not chain.having("rows"):
+                    self._train_summed(task, state, plan[0, lanes], shared, total)
+                else:
+                    self._train_lanes(task, state, plan[:, lanes], shared, total, turn)
+        self.doubtful += [(state.round, ids, finite.clone()) for ids, finite in total.finite]
+        if self.device.type == "cpu" or len(self.doubtful) > 256:
+            self.settle()
+        return total.close()
+
+    def settle(self) -> None:
+        """Refuse to go on from what is not a number. On CUDA looking at it means to wait for the device, so that it
+        is put off until somebody waits anyway."""
+        looked, self.doubtful = self.doubtful, []
+        for round, ids, finite in looked:
+            if not bool(finite.all()):
+                who = self.fed.client_name(int(ids[(~finite).nonzero()[0, 0].cpu()]))
+                raise TrainingError(
+                    f"round {round + 1}: the training of client {who} turned into not-a-number; the last good"
+                    " checkpoint is kept; try a smaller local.lr, or local.clip"
+                )
 
     def ask(
         self,
@@ -164,10 +173,10 @@ class Engine:
         kept: list[Tree] = []
         total: Tree = {}
         for part in _chunks(by_size, sizes, most=8192 if self.device.type == "cpu" else 1 << 17):
-            answers, memory = self._answer(question, params, buffers, ids[part], owner, msg or {})
+            answers, memory = self.answers(question, params, buffers, ids[part], owner, msg or {})
             self.memory.put(ids[part], memory)
             if rows:
-                kept.append(answers)
+                kept.append(tree.map(torch.clone, answers))  # they may lie where the next program writes
             else:
                 some = tree.map(lambda leaf: leaf.sum(0), answers)
                 total = tree.add(total, some) if total else some
@@ -176,9 +185,35 @@ class Engine:
         back = by_size.argsort().to(self.device)
         return tree.map(lambda *parts: torch.cat(parts)[back], *kept)
 
+    def score(self, question: Question, params: Tree, buffers: Tree, split: Split | None) -> Tree:
+        """The totals of a question over samples that are held apart from training."""
+        assert split is not None, "a simulation holds its own samples apart"
+        if split not in self.held:
+            self.held[split] = split.x.to(self.device), split.y.to(self.device)
+        x, y = self.held[split]
+        outputs = self.outputs(params, buffers, x)
+        return question.measure(outputs, y, torch.ones_like(y, dtype=torch.bool))
+
+    def deliver(self, params: Tree, buffers: Tree) -> None:
+        """Give the clients the final model."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the engine worth a line in the log of the run."""
+        return {}
+
+    @property
+    def width(self) -> int:
+        """How many clients train at once."""
+        return 1
+
     # -- for subclasses ----------------------------------------------------------------------------------------------
     def visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor, shared_start: bool) -> Result:
         raise NotImplementedError
+
+    def visit_summed(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor) -> Part:
+        """The visits of clients that all start from one model, added up."""
+        result = self.visit(task, visit, tree.repeat(buffers, len(ids)), ids, shared_start=True)
+        return Part(summed(result, buffers), result.memory, result.finite)
 
     def sizes(self, ids: Tensor) -> Tensor:
         return self.offsets[ids + 1] - self.offsets[ids]
@@ -188,18 +223,18 @@ class Engine:
         first = self.offsets[ids].to(positions.device)
         return first.view(-1, *[1] * (positions.dim() - 1)) + positions
 
-    def look_up(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Raw samples, labels and copy numbers of rows of the partition."""
-        rows = rows.to(self.device)
-        where = self.indices[rows].long()
-        copies = torch.zeros_like(where) if self.copies is None else self.copies[rows]
-        return self.x[where], self.y[where], copies
+    @property
+    def store(self) -> Store:
+        return Store(self.x, self.y, self.indices, self.copies, *self.scale)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.store.features(x)
 
     def all_data(self, first: Tensor, n: Tensor, most: int) -> Data:
         """All samples of some clients, padded to `most` with each client's first; `first` is where its rows begin."""
         place = torch.arange(most, device=self.device)
         mask = place < n[:, None]
-        x, y, _ = self.look_up(first[:, None] + torch.where(mask, place, 0))
+        x, y, _ = self.store.look_up(first[:, None] + torch.where(mask, place, 0))
         return Data(x, y, mask, self.features)
 
     # -- how it is done ----------------------------------------------------------------------------------------------
@@ -228,33 +263,46 @@ class Engine:
         work: list[int] = torch.where(seen, steps, 0).sum(0).tolist()
         lanes = [lane for lane, used in enumerate(seen.any(0).tolist()) if used]
         block: list[int] = []
+        # On a GPU a few tiny clients in a large block cost nothing, and a block of their own does.
+        apart = self.device.type == "cpu" or local.steps_per_epoch is not None or local.batch == "full"
+        width = self.width
         for lane in sorted(lanes, key=lambda lane: (-size[lane], -work[lane], lane)):
-            if block and (len(block) == self.width or 2 * size[lane] < size[block[0]]):
+            if block and (len(block) == width or (apart and 2 * size[lane] < size[block[0]])):
                 yield torch.tensor(block)
                 block = []
             block.append(lane)
         if block:
             yield torch.tensor(block)
 
-    def prepare(self, task: Task, state: State, shared: Tree, ids: Tensor, wave: int, start: Tree) -> Visit:
+    def prepare(self, task: Task, ids: Tensor, round: int, wave: int, start: Tree, shared: Tree, own: Tree) -> Visit:
         """What each of these clients is given at the beginning of its visit."""
         n, device = self.sizes(ids), self.device
         return Visit(
             start=start,
             shared=shared,
-            own=tree.to(task.chain.address(state.slots, ids), device),
+            own=tree.to(own, device),
             memory=self.memory.get(ids, (m.name for m in task.chain)),
             note={},
-            n=n.to(device),
-            steps=task.local.batches(n)[1].to(device),
+            n=there(n, device),
+            steps=there(task.local.batches(n)[1], device),
             weight=torch.ones(len(ids), dtype=self.dtype, device=device),
-            key=random.bits(self.fed.seed, random.TRAIN, state.round, wave, ids).to(device),
-            lr=torch.tensor(task.local.rate(state.round), dtype=self.dtype, device=device),
+            key=there(random.bits(self.fed.seed, random.TRAIN, round, wave, ids), device),
+            lr=torch.full((), task.local.rate(round), dtype=self.dtype, device=device),
         )
 
-    def _train_lanes(self, task: Task, state: State, plan: Tensor, shared: Tree, total: _Total, turn: Turn) -> None:
-        lanes, single = plan.shape[1], len(plan) == 1  # a single wave starts from one model, which is not copied
-        moved = {} if single else tree.zeros(tree.repeat(state.params, lanes))
+    def _train_summed(self, task: Task, state: State, ids: Tensor, shared: Tree, total: Total) -> None:
+        """One wave: all start from the global model, and only sums of them are needed."""
+        own = task.chain.address(state.slots, ids)
+        visit = self.prepare(task, ids, state.round, 0, state.params, shared, own)
+        part = self.visit_summed(task, visit, state.buffers, ids)
+        self.memory.put(ids, part.memory)
+        total.part(part.sums, len(ids), int(self.sizes(ids).sum()))
+        total.finite.append((ids, part.finite))
+        total.moved_bytes(visit, part.sums["upload"], len(ids))
+
+    def _train_lanes(self, task: Task, state: State, plan: Tensor, shared: Tree, total: Total, turn: Turn) -> None:
+        lanes = plan.shape[1]
+        moved = tree.zeros(tree.repeat(state.params, lanes))
         buffers = tree.repeat(state.buffers, lanes)
         weight = torch.zeros(lanes, dtype=self.dtype, device=self.device)
         plain = torch.zeros_like(weight)
@@ -262,33 +310,48 @@ class Engine:
             here = (clients >= 0).nonzero()[:, 0]
             if len(here) == 0:
                 continue
-            ids, at = clients[here], here.to(self.device)
-            start = state.params if single else tree.add(state.params, tree.rows(moved, at))
-            visit = self.prepare(task, state, shared, ids, wave, start)
-            result = self.visit(task, visit, tree.rows(buffers, at), ids, shared_start=single)
+            ids, at = clients[here], there(here, self.device)
+            start = tree.add(state.params, tree.rows(moved, at))
+            own = task.chain.address(state.slots, ids)
+            visit = self.prepare(task, ids, state.round, wave, start, shared, own)
+            result = self.visit(task, visit, tree.rows(buffers, at), ids, shared_start=False)
             self.memory.put(ids, result.memory)
-            first = ~(plan[:wave, here] == ids).any(0).to(self.device)
+            first = there(~(plan[:wave, here] == ids).any(0), self.device)
             weight = weight.index_add(0, at, torch.where(first, result.weight, 0))
             plain = plain.index_add(0, at, torch.where(first, result.plain_weight, 0))
-            moved = result.delta if single else tree.add_rows(moved, at, result.delta)
-            buffers = result.buffers if single else tree.set_rows(buffers, at, result.buffers)
-            total.visits(result, ids, visit, task.chain, turn)
+            moved = tree.add_rows(moved, at, result.delta)
+            buffers = tree.set_rows(buffers, at, result.buffers)
+            total.visits(result, ids, int(self.sizes(ids).sum()), task.chain, turn)
+            total.moved_bytes(visit, tree.rows(result.upload, 0), len(ids))
         total.lanes(moved, weight, plain, buffers)
 
-    def _answer(
+    def answers(
         self, question: Question, params: Tree, buffers: Tree, ids: Tensor, owner: str, msg: Tree
     ) -> tuple[Tree, Tree]:
         """The answers of some clients, one row each, and the new memories of the asking method."""
         n = self.sizes(ids)
+        inputs = {
+            "params": params if question.needs_model else {},
+            "buffers": buffers if question.needs_model else {},
+            "msg": msg,
+            "own": self.memory.methods[owner].get(ids) if owner else {},
+            "n": there(n, self.device),
+            "first": there(self.offsets[ids], self.device),
+        }
+        answers, new = self.reply(question, inputs, int(n.max()))
+        return answers, {owner: new} if owner else {}
+
+    def reply(self, question: Question, inputs: Tree, most: int) -> tuple[Tree, Tree]:
+        """What some clients answer, the largest of them having `most` samples, and what they keep."""
         totals: Tree = {}
         if question.needs_data:
-            first = self.offsets[ids].to(self.device)
-            x, y, mask, _ = self.all_data(first, n.to(self.device), int(n.max()))
-            outputs = self.outputs(params, buffers, x.flatten(0, 1)) if question.needs_model else y.flatten()[:, None]
+            x, y, mask, _ = self.all_data(inputs["first"], inputs["n"], most)
+            model = inputs["params"], inputs["buffers"]
+            outputs = self.outputs(*model, x.flatten(0, 1)) if question.needs_model else y.flatten()[:, None]
             totals = torch.vmap(question.measure)(outputs.view(*y.shape, -1), y, mask)
-        own = self.memory.methods[owner].get(ids) if owner else {}
-        answers, new = torch.vmap(question.answer, in_dims=(0, 0, None, 0))(totals, n.to(self.device), msg, own)
-        return answers, {owner: new} if owner else {}
+        answer = torch.vmap(question.answer, in_dims=(0, 0, None, 0))
+        answers, new = answer(totals, inputs["n"], inputs["msg"], inputs["own"])
+        return answers, new
 
     @torch.no_grad()
     def outputs(self, params: Tree, buffers: Tree, x: Tensor, chunk: int = 4096) -> Tensor:
@@ -314,71 +377,3 @@ def _chunks(by_size: Tensor, sizes: Tensor, most: int) -> Iterator[Tensor]:
         step = max(1, most // max(1, int(sizes[by_size[at]])))
         yield by_size[at : at + step]
         at += step
-
-
-def _weigh(weights: Tensor, rows: Tensor) -> Tensor:
-    """The weighted sum of rows, of whatever shape they are."""
-    total: Tensor = torch.tensordot(weights, rows, 1)
-    return total
-
-
-class _Total:
-    """The sums of a round while they are added up."""
-
-    def __init__(self, state: State, device: torch.device, dtype: torch.dtype) -> None:
-        self.state = state
-        self.delta = tree.zeros(state.params)
-        self.buffers = tree.map(lambda b: torch.zeros_like(b) if b.is_floating_point() else b, state.buffers)
-        self.weight = torch.zeros((), dtype=dtype, device=device)
-        self.plain = torch.zeros_like(self.weight)
-        self.uploads: Tree = {}
-        self.clients = self.samples = self.down = self.up = 0
-        self.finite: list[tuple[Tensor, Tensor]] = []
-        self.rows: list[tuple[Tensor, Tree]] = []
-
-    def visits(self, result: Result, ids: Tensor, visit: Visit, chain: Chain, turn: Turn) -> None:
-        some = tree.map(lambda leaf: leaf.sum(0), result.upload)
-        self.uploads = tree.add(self.uploads, some) if self.uploads else some
-        if chain.having("rows"):
-
-            def rows(delta: Tree, upload: Tree, buffers: Tree) -> Tree:
-                return chain.rows(delta, upload, turn._replace(buffers=buffers))
-
-            self.rows.append((ids, torch.vmap(rows)(result.delta, result.upload, result.buffers)))
-        self.clients += len(ids)
-        self.samples += int(visit.n.sum())
-        self.finite.append((ids, result.finite))
-        model = tree.nbytes(self.state.params) + tree.nbytes(self.state.buffers)
-        self.down += len(ids) * (model + tree.nbytes(visit.shared)) + tree.nbytes(visit.own)
-        self.up += len(ids) * (model + 8) + tree.nbytes(result.upload)
-
-    def lanes(self, delta: Tree, weight: Tensor, plain: Tensor, buffers: Tree) -> None:
-        self.delta = tree.map(lambda s, d: s + _weigh(weight, d), self.delta, delta)
-        self.weight = self.weight + weight.sum()
-        self.plain = self.plain + plain.sum()
-
-        def merge(total: Tensor, old: Tensor, values: Tensor) -> Tensor:
-            if not values.is_floating_point():
-                return torch.maximum(total, values.amax(0))
-            # A buffer that no client changes stays what it is, to the bit, also where it is infinite.
-            change = torch.where(values == old, 0, values - old)
-            return total + _weigh(plain.to(values.dtype), change)
-
-        self.buffers = tree.map(merge, self.buffers, self.state.buffers, buffers)
-
-    def close(self, fed: Federation, round: int) -> Sums:
-        for ids, finite in self.finite:
-            if not bool(finite.all()):
-                who = fed.client_name(int(ids[(~finite).nonzero()[0, 0].cpu()]))
-                raise TrainingError(
-                    f"round {round + 1}: the training of client {who} turned into not-a-number; the last good"
-                    " checkpoint is kept; try a smaller local.lr, or local.clip"
-                )
-        rows: Tree = {}
-        for name in self.rows[0][1] if self.rows else ():
-            values = tree.map(lambda *parts: torch.cat(parts), *(part[name] for _, part in self.rows))
-            rows[name] = {"ids": torch.cat([ids for ids, _ in self.rows]), "values": values}
-        return Sums(
-            self.delta, self.weight, self.buffers, self.plain, self.uploads, self.clients, self.samples, rows,
-            self.down, self.up,
-        )  # fmt: skip

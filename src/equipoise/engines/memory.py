@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise import tree
+from equipoise.engines.transfer import there
 from equipoise.errors import TrainingError
 from equipoise.tree import Tree
 
@@ -60,7 +61,10 @@ class ClientMemory:
         if self.seen == 0:
             return tree.map(lambda leaf: leaf.expand(len(ids), *leaf.shape).clone(), self.initial)
         device = next(tree.leaves(self.initial)).device
-        known, row = (place >= 0).to(device), place.clamp(min=0).to(device)
+        known, row = there(place >= 0, device), there(place.clamp(min=0), device)
+
+        if bool((place >= 0).all()):
+            return tree.rows(self.stack, row)
 
         def pick(stack: Tensor, initial: Tensor) -> Tensor:
             return torch.where(known.view(-1, *[1] * initial.dim()), stack[row], initial)
@@ -75,7 +79,7 @@ class ClientMemory:
             self._grow(self.seen + len(new))
             self.place[new] = torch.arange(self.seen, self.seen + len(new), dtype=torch.int32)
             self.seen += len(new)
-        rows = self.place[ids].long().to(next(tree.leaves(memory)).device)
+        rows = there(self.place[ids].long(), next(tree.leaves(memory)).device)
         tree.map(lambda stack, values: stack.index_copy_(0, rows, values), self.stack, memory)
 
     def _grow(self, rows: int) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from equipoise import local as L
 from equipoise import tree
-from equipoise.engines.base import Engine, Result, client_axes, take
+from equipoise.engines.base import Engine, client_axes, take
+from equipoise.engines.sums import Result
 from equipoise.errors import EquipoiseError, TrainingError
 from equipoise.local import Batch, Carry, Data, Task, Visit
 from equipoise.method import Chain, Method
@@ -43,7 +44,7 @@ class Serial(Engine):
         plan = L.schedule(task.local, visit.key, visit.n, size, n, min(int(size), n), int(steps))
         for step in range(int(steps)):
             positions = plan.positions[step, : int(plan.counts[step])]
-            x, y, copies = self.look_up(self.samples(ids, positions[None])[0])
+            x, y, copies = self.store.look_up(self.samples(ids, positions[None])[0])
             batch = Batch(self.features(x), y, copies, plan.counts[step])
             carry = L.step(task, visit, carry, batch, torch.tensor(step, device=self.device), ragged=False)
         delta, upload, memory, finite = L.leave(task, visit, carry, data)

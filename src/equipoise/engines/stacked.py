@@ -1,73 +1,138 @@
 """The stacked engine: all clients of a wave trained at once, by vmap over the code of one client.
 
 Clients are sorted by their number of steps; as soon as the shortest have finished, the stack shrinks, so that they do
-not pay for the long ones. Compiled programs want few shapes: there the stack shrinks by halves, and a client that has
-finished stands still in it.
+not pay for the long ones. Programs that are compiled or recorded want few shapes: there the stack of a drawn cohort
+shrinks as that of any cohort would, and a client that has finished stands still in it.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from equipoise import local as L
 from equipoise import tree
-from equipoise.engines.base import Engine, Result, client_axes, take
+from equipoise.engines.base import Engine, Store, client_axes, take
+from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
+from equipoise.engines.profile import Profile, envelope
+from equipoise.engines.sums import Part, Result, Sums, summed
+from equipoise.engines.transfer import there
 from equipoise.errors import TrainingError
-from equipoise.local import Batch, Carry, Data, Task, Visit
+from equipoise.local import Batch, Carry, Data, Local, Task, Visit
+from equipoise.method import Chain
+from equipoise.questions import Question
 from equipoise.tree import Tree
+
+if TYPE_CHECKING:
+    from equipoise.server import State, Turn
 
 
 class Shapes(NamedTuple):
-    """What fixes the shapes of a program: the largest client, the largest batch, who still trains at each step."""
+    """What fixes the shapes of a program, beside those of its inputs."""
 
-    most: int
-    width: int
-    active: tuple[int, ...]
+    profile: Profile
+    width: int  # of a batch
     axes: Any  # of a visit, as vmap wants them told
+    summed: bool  # give sums, or one row per client?
 
 
 class Stacked(Engine):
-    def __init__(self, fed: Any, *, width: int | None = None, compile: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        fed: Any,
+        *,
+        width: int | None = None,
+        compile: bool | str = False,
+        compile_from: int | None = None,
+        **options: Any,
+    ) -> None:
+        """`compile`: with inductor, or with the backend of that name; from the first round or from a later one on."""
         super().__init__(fed, **options)
-        self.width = width or self._auto_width()
-        self.compiled = compile
+        self.given_width = width
+        self.backend = compile if isinstance(compile, str) else "inductor"
+        self.compile_from = 0 if compile and compile_from is None else compile_from
+        self.compiled = False
         self.graphs = Graphs(self.device)
-        self._step = torch.compile(_step, dynamic=False, fullgraph=True) if compile else _step
+        self.envelopes: dict[Local, Profile] = {}
+
+    @property
+    def width(self) -> int:
+        return self.given_width or self._auto_width()
 
     def _auto_width(self) -> int:
-        """On CPU a stack that stays in the cache; on CUDA one that fits in a part of the free memory."""
-        numbers = max(1, tree.count(self.fed.network.params))
+        """On CUDA a stack that fits in a part of the memory. On CPU one that stays in the cache, if compiled in the
+        nearest; and one client at a time where there are convolutions, which gain nothing from a stack there."""
+        params = self.fed.network.params
+        numbers = max(1, tree.count(params))
         if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            return max(1, int(0.1 * free) // (numbers * 4 * 4))
-        return max(1, min(64, (1 << 22) // numbers))
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            return max(1, int(0.1 * total) // (numbers * 4 * 4))
+        if any(leaf.dim() > 2 for leaf in tree.leaves(params)):
+            return 1
+        return max(1, min(64, (1 << (20 if self.compiled else 22)) // numbers))
+
+    def open(self, chain: Chain, params: Tree) -> None:
+        super().open(chain, params)
+        self.envelopes = {}
+
+    def train(self, state: State, plan: Tensor, chain: Chain, local: Local, turn: Turn) -> Sums:
+        self.compiled = self.compile_from is not None and max(state.round, 0) >= self.compile_from
+        return super().train(state, plan, chain, local, turn)
 
     def visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor, shared_start: bool) -> Result:
-        # On the host: the order by steps, and everything that fixes the shapes of the program.
+        order, inputs = self._sorted(task, visit, ids, client_axes(shared_start))
+        inputs["buffers"] = buffers if order is None else tree.rows(buffers, order)
+        result: Result = self._run(task, inputs, ids, client_axes(shared_start), False)
+        return result if order is None else take(result, order.argsort())
+
+    def visit_summed(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor) -> Part:
+        order, inputs = self._sorted(task, visit, ids, client_axes(True))
+        part: Part = self._run(task, {**inputs, "buffers": buffers}, ids, client_axes(True), True)
+        if order is None:
+            return part
+        back = order.argsort()
+        return Part(part.sums, tree.rows(part.memory, back), part.finite[back])
+
+    def reply(self, question: Question, inputs: Tree, most: int) -> tuple[Tree, Tree]:
+        signature = (question, most, _alike(inputs), self._data_version())
+        replied: tuple[Tree, Tree] = self.graphs.run(
+            signature, lambda given: super(Stacked, self).reply(question, given, most), inputs
+        )
+        return replied
+
+    def _sorted(self, task: Task, visit: Visit, ids: Tensor, axes: Visit) -> tuple[Tensor | None, Tree]:
+        """The inputs of a program with the clients in falling order of steps, and that order where it is another."""
         n = self.sizes(ids)
         size, steps = task.local.batches(n)
-        order = steps.argsort(descending=True, stable=True)
-        steps = steps[order]
-        ahead = steps > torch.arange(int(steps.max()))[:, None]
-        active = tuple(ahead.sum(1).tolist())  # clients still training, by step
-        shapes = Shapes(int(n.max()), int(torch.minimum(size, n).max()), active, client_axes(shared_start))
-        # On the device: the same program for every visit of these shapes.
-        place = order.to(self.device)
         inputs = {
-            **take(visit._replace(note={}), place, shapes.axes)._asdict(),
-            "buffers": tree.rows(buffers, place),
-            "size": size.to(self.device)[place],
-            "first": self.offsets[ids].to(self.device)[place],
+            **visit._replace(note={})._asdict(),
+            "size": there(size, self.device),
+            "first": there(self.offsets[ids], self.device),
         }
-        alike = {name: leaf.shape for name, leaf in tree.flatten(inputs).items()}
-        signature = (task.chain, task.local, shapes, tuple(alike.items()), self._data_version())
+        if bool((steps[:-1] >= steps[1:]).all()):
+            return None, inputs
+        order = there(steps.argsort(descending=True, stable=True), self.device)
+        sorted_visit = take(visit._replace(note={}), order, axes)
+        return order, {
+            **sorted_visit._asdict(),
+            **tree.rows({"size": inputs["size"], "first": inputs["first"]}, order),
+        }
+
+    def _run(self, task: Task, inputs: Tree, ids: Tensor, axes: Visit, add_up: bool) -> Any:
+        """Everything that fixes the program is settled here, on the host; the program itself never waits for it."""
+        n = self.sizes(ids)
+        size, steps = task.local.batches(n)
+        profile = Profile.of(steps, n)
+        if self.device.type == "cuda" or self.compiled:
+            profile = self._envelope(task.local).around(profile)
+        shapes = Shapes(profile, int(torch.minimum(size, n).max()), axes, add_up)
+        signature = (task.chain, task.local, shapes, self.compiled, _alike(inputs), self._data_version())
         try:
-            result = self.graphs.run(signature, partial(self._program, task, shapes), inputs)
+            return self.graphs.run(signature, partial(self._program, task, shapes), inputs)
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"train.block = {self.width}: the device has not enough memory for {len(ids)} clients at once;"
@@ -78,48 +143,73 @@ class Stacked(Engine):
                 f"the model or a method failed while clients were trained together: {type(error).__name__}: {error};"
                 " train.engine = 'serial' says which one, at which tap and client"
             ) from error
-        return take(result, order.argsort().to(self.device))  # type: ignore[no-any-return]
+
+    def _envelope(self, local: Local) -> Profile:
+        if local not in self.envelopes:
+            self.envelopes[local] = envelope(self.fed, self.offsets, local)
+        return self.envelopes[local]
 
     def _data_version(self) -> int:
         """Recorded programs read these tensors where they lay."""
         return self.indices.data_ptr()
 
-    def _program(self, task: Task, shapes: Shapes, inputs: Tree) -> Result:
+    def _program(self, task: Task, shapes: Shapes, inputs: Tree) -> Result | Part:
         """Everything between what the clients are given and what comes back; no step waits for the host."""
         inputs = dict(inputs)
-        buffers, size, first = inputs.pop("buffers"), inputs.pop("size"), inputs.pop("first")
+        before, size, first = inputs.pop("buffers"), inputs.pop("size"), inputs.pop("first")
         visit, axes = Visit(**inputs), shapes.axes
         clients = len(visit.n)
-        stacked = axes.start == 0
-        params = visit.start if stacked else tree.map(torch.clone, tree.repeat(visit.start, clients))
+        params = visit.start if axes.start == 0 else tree.map(torch.clone, tree.repeat(visit.start, clients))
+        buffers = tree.map(torch.clone, tree.repeat(before, clients)) if shapes.summed else before
         carry = Carry(params, buffers, L.optimiser_state(task.local, params))
-        data = self.all_data(first, visit.n, shapes.most) if any(m.needs_data for m in task.chain) else None
+        most = shapes.profile.most
+        data = self.all_data(first, visit.n, most) if any(m.needs_data for m in task.chain) else None
         visit, plain = _arrive(task, visit, carry, data, axes)
         carry = self._train(task, visit, carry, size, first, shapes)
-        return _leave(task, visit, carry, data, axes, plain)
+        result = _leave(task, visit, carry, data, axes, plain)
+        return Part(summed(result, before), result.memory, result.finite) if shapes.summed else result
 
     def _train(self, task: Task, visit: Visit, carry: Carry, size: Tensor, first: Tensor, shapes: Shapes) -> Carry:
-        longest = len(shapes.active)
-        plan = L.schedule(task.local, visit.key, visit.n, size, shapes.most, shapes.width, longest)
+        profile, store = shapes.profile, self.store
+        longest = len(profile.active)
+        plan = L.schedule(task.local, visit.key, visit.n, size, profile.most, shapes.width, longest)
         rows = first[:, None, None] + plan.positions
         index = torch.arange(longest, device=self.device)
+        step = compiled(_step, task, self.backend) if self.compiled else partial(_step, task)
         done: list[Carry] = []
         have = len(visit.n)
-        for t, need in enumerate(shapes.active):
+        for t, need in enumerate(profile.active):
             if need < have and (not self.compiled or 2 * need <= have):
                 done.append(take(carry, slice(need, have)))
                 carry, visit = take(carry, slice(0, need)), take(visit, slice(0, need), shapes.axes)
                 have = need
-            x, y, copies = self.look_up(rows[:have, t])
-            batch = Batch(self.features(x), y, copies, plan.counts[:have, t])
-            carry = self._step(task, visit, carry, batch, index[t], shapes.axes, need < have)
+            ragged = t >= profile.least or need < have
+            carry = step(visit, carry, store, rows[:have, t], plan.counts[:have, t], index[t], shapes.axes, ragged)
         if not done:
             return carry
         parts = zip(carry, *done[::-1], strict=True)
         return Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *part) for part in parts))
 
 
-def _step(task: Task, visit: Visit, carry: Carry, batch: Batch, index: Tensor, dims: Visit, ragged: bool) -> Carry:
+def _alike(inputs: Tree) -> tuple[tuple[str, torch.Size], ...]:
+    """What inputs of one program have in common."""
+    return tuple((name, leaf.shape) for name, leaf in tree.flatten(inputs).items())
+
+
+def _step(
+    task: Task,
+    visit: Visit,
+    carry: Carry,
+    store: Store,
+    rows: Tensor,
+    counts: Tensor,
+    index: Tensor,
+    dims: Visit,
+    ragged: bool,
+) -> Carry:
+    x, y, copies = store.look_up(rows)
+    batch = Batch(store.features(x), y, copies, counts)
+
     def one(visit: Visit, carry: Carry, batch: Batch, index: Tensor) -> Carry:
         return L.step(task, visit, carry, batch, index, ragged)
 

@@ -77,8 +77,8 @@ class Astraea(Method):
         fed, question = turn.fed, ClassCounts(len(turn.fed.classes))
         before = turn.ask(question, rows=True)["counts"].cpu()
         total = before.sum(0)
-        ratios = zscore_ratios(total, self.tau_d, self.sign)
-        turn.engine.resample(self, {"ratios": ratios})
+        slot = turn.engine.place({"ratios": zscore_ratios(total, self.tau_d, self.sign)})
+        turn.engine.resample(self, slot)
         after = turn.ask(question, rows=True)["counts"].cpu()
         counts, order = after.new_zeros(fed.clients, len(total)), after.new_zeros(fed.clients)
         counts[fed.eligible] = after
@@ -90,7 +90,7 @@ class Astraea(Method):
             "kld_mediators": torch.zeros(()),
             "storage": (after - before).clamp(min=0).sum() / total.sum(),
         }
-        return turn.engine.place({"ratios": ratios, "counts": counts, "order": order, "numbers": numbers})
+        return slot | turn.engine.place({"counts": counts, "order": order, "numbers": numbers})
 
     def broadcast(self, slot: Tree) -> Tree:
         return {"ratios": slot["ratios"]}

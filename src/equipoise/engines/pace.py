@@ -1,0 +1,48 @@
+"""Whether compiling is worth its time. Decided from what a run is, never from a clock: the same config must give the
+same plan, and so the same bits, on a busy machine and on an idle one."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from equipoise import tree
+from equipoise.federation import Federation
+from equipoise.local import Local
+from equipoise.network import Context
+
+SWITCH = 3  # the round that is the first to be compiled: until then a run has shown that it works
+SAVED = 0.3  # the share of a round that a compiled program saves, at least, where it was measured
+# What was measured without compiling: operations per second of a core, and of a GPU; seconds of a step on a GPU.
+CORE, GPU, STEP = 18e9, 20e12, 4e-4
+
+
+def compile_from(fed: Federation, local: Local, rounds: int, device: str, threads: int) -> int | None:
+    """The round from which on to compile; None where the run is too short for it."""
+    worth = SAVED * round_seconds(fed, local, device, threads) * (rounds - SWITCH)
+    return SWITCH if worth > _cost(fed, device) else None
+
+
+def round_seconds(fed: Federation, local: Local, device: str, threads: int) -> float:
+    """About how long a round takes that is not compiled."""
+    cohort = fed.draw(0)
+    n = fed.offsets[cohort + 1] - fed.offsets[cohort]
+    operations = 3.0 * _operations(fed) * int(n.sum()) * local.epochs  # forward, and backward twice as much
+    if device.startswith("cuda"):
+        return max(operations / GPU, STEP * int(local.batches(n)[1].max()))
+    return operations / (CORE * threads)
+
+
+def _operations(fed: Federation) -> int:
+    """Of the model for one sample."""
+    x = fed.features(torch.device("cpu"), torch.float32)(fed.x[:1])
+    context = Context(torch.ones(1, dtype=torch.bool), torch.zeros((), dtype=torch.int64), False)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        fed.network(fed.network.params, fed.network.buffers, x, context)
+    return int(counter.get_total_flops())
+
+
+def _cost(fed: Federation, device: str) -> float:
+    """Seconds that compiling takes: more for more layers."""
+    tensors = sum(1 for _ in tree.leaves(fed.network.params))
+    return 5 + 0.5 * tensors if device.startswith("cuda") else 6 + 1.0 * tensors

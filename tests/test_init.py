@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import equipoise
+from equipoise import methods
+
+
+def test_every_name_is_there() -> None:
+    for name in equipoise.__all__:
+        assert getattr(equipoise, name) is not None
+    assert set(methods.__all__) - {"METHODS"} <= set(equipoise.__all__)
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Climbing'"):
+        _ = equipoise.Climbing  # type: ignore[attr-defined]
+
+
+def test_handing_a_message_over_needs_no_torch() -> None:
+    code = "import sys, equipoise.deploy.wire, equipoise.deploy.carrier; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

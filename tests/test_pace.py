@@ -1,0 +1,35 @@
+"""Compiling when it is worth it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from equipoise.engines.pace import SWITCH, compile_from, round_seconds
+from equipoise.local import Local
+from tests.federations import federation
+
+
+def test_long_runs_are_compiled_and_short_ones_are_not() -> None:
+    fed = federation(nn.Linear(1000, 3), sizes=(600,) * 6, shape=(1000,), cohort=0)
+    seconds = round_seconds(fed, fed.local, "cpu", 1)
+    enough = round(8.0 / 0.3 / seconds)  # two tensors take eight seconds to compile, and three tenths are saved
+    assert compile_from(fed, fed.local, SWITCH + enough - 10, "cpu", 1) is None
+    assert compile_from(fed, fed.local, SWITCH + enough + 10, "cpu", 1) == SWITCH
+
+
+def test_a_round_takes_as_long_as_its_operations() -> None:
+    fed = federation(nn.Linear(5, 3), sizes=(7, 12, 20), cohort=0)
+    once = Local(batch=4)
+    assert round_seconds(fed, once, "cpu", 2) == 3 * 2 * 5 * 3 * 39 / (2 * 18e9)
+    assert round_seconds(fed, replace(once, epochs=4), "cpu", 2) == 4 * round_seconds(fed, once, "cpu", 2)
+    assert round_seconds(fed, once, "cuda", 2) == 5 * 4e-4  # on a GPU, as its steps
+
+
+def test_only_the_cohort_counts() -> None:
+    fed = federation(nn.Linear(5, 3), sizes=(10,) * 6, cohort=3)
+    assert len(fed.draw(0)) == 3
+    assert round_seconds(fed, Local(), "cpu", 1) == 3 * 2 * 15 * 30 / 18e9
+    assert torch.is_grad_enabled()
