@@ -11,16 +11,11 @@ from __future__ import annotations
 
 import sys
 
-import torch
-
 from equipoise import data, federation, mediators, models
-from equipoise.engines import Stacked
 from equipoise.errors import EquipoiseError
 from equipoise.federation import Federation
-from equipoise.method import Chain
 from equipoise.methods import Astraea
-from equipoise.round import start
-from equipoise.tree import Tree
+from equipoise.papers.balance import balance
 
 
 def letters(seed: int = 0, cohort: int | None = None) -> Federation:
@@ -35,14 +30,6 @@ def letters(seed: int = 0, cohort: int | None = None) -> Federation:
     )
 
 
-def opened(fed: Federation, method: Astraea) -> tuple[Tree, torch.Tensor]:
-    """The server's slot before the first round, and the divergences of the mediators of that round."""
-    chain, engine = Chain(method), Stacked(fed)
-    slot = start(fed, chain, engine).slots["astraea"]
-    plan = chain.plan(chain.select({"astraea": slot}, fed, 0)[None, :], {"astraea": slot}, fed)
-    return slot, mediators.kld(mediators.pooled(slot["counts"], plan))
-
-
 def main() -> None:
     fed = letters()
     print("| data | clients, KLD | mediators of 10, KLD | mediators / clients | extra samples |")
@@ -54,13 +41,11 @@ def main() -> None:
         "tau_d = 3.5, minus": Astraea(gamma=10, tau_d=3.5, sign="minus"),
         "tau_d = 3.0, plus": Astraea(gamma=10, tau_d=3.0),
     }.items():
-        slot, chained = opened(fed, method)
-        clients, groups = float(slot["numbers"]["kld_resampled"]), float(chained.mean())
-        extra = float(slot["numbers"]["storage"])
-        print(f"| {name} | {clients:.3f} | {groups:.3f} | {groups / clients:.2f} | {extra:+.1%} |")
-    online = letters(cohort=50)
-    slot, chained = opened(online, Astraea(gamma=10, tau_d=3.5))
-    print(f"\nAll data together, before: {before:.3f}. With 50 clients online, tau_d = 3.5: {chained.mean():.3f}.")
+        found = balance(fed, method)
+        ratio = found.mediators / found.resampled
+        print(f"| {name} | {found.resampled:.3f} | {found.mediators:.3f} | {ratio:.2f} | {found.storage:+.1%} |")
+    online = balance(letters(cohort=50), Astraea(gamma=10, tau_d=3.5))
+    print(f"\nAll data together, before: {before:.3f}. With 50 clients online, tau_d = 3.5: {online.mediators:.3f}.")
 
 
 if __name__ == "__main__":

@@ -11,128 +11,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
-from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from equipoise import models
-from equipoise.engines import Serial
-from equipoise.estimation import SquareLoss, shares
-from equipoise.federation import Federation, Split
-from equipoise.local import Local
-from equipoise.method import Chain
-from equipoise.network import Network
-from equipoise.report.markup import apart, colour, label, percent, svg, tag, text, ticks
-from equipoise.round import one_round, start
-
-LR = 0.1  # of plain gradient descent on all samples
-SPAN, FLAT = 200, 0.01  # on the plateau the loss falls by less than 1 % in 200 iterations
-TEST = 50  # samples per class of the balanced set that the outputs are averaged over
-
-Draw = Callable[[Sequence[int], torch.Generator], list[Tensor]]  # counts -> the points of each class
-
-
-def frame(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Figure 1: the first class in the unit square in the middle, the second around it."""
-    inner = 1 + torch.rand(counts[0], 2, generator=draw)
-    many = 3 * torch.rand(20 * counts[1] + 100, 2, generator=draw)
-    outer = many[((many < 1) | (many > 2)).any(1)][: counts[1]]
-    return [inner, outer]
-
-
-def rings(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Figure 3: one ring around the other, each centred on the origin."""
-    points = []
-    for ring, count in enumerate(counts):
-        angle = 2 * math.pi * torch.rand(count, generator=draw)
-        radius = 0.4 * ring + 0.25 * torch.rand(count, generator=draw)
-        ring_points = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
-        points.append(ring_points - ring_points.mean(0))
-    return points
-
-
-def blobs(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Figure 4: classes with means of their own, around a circle."""
-    turns = [2 * math.pi * i / len(counts) for i in range(len(counts))]
-    centres = [(0.7 * math.cos(turn), 0.7 * math.sin(turn)) for turn in turns]
-    return [
-        torch.tensor(centre) + 0.13 * torch.randn(count, 2, generator=draw)
-        for centre, count in zip(centres, counts, strict=True)
-    ]
-
-
-def one_client(draw: Draw, counts: Sequence[int], hidden: Sequence[int], every: int, seed: int) -> Federation:
-    """One client with all samples, which takes `every` full-batch steps in a round; the server holds the test set."""
-    source = torch.Generator().manual_seed(seed)
-    points, test = draw(counts, source), draw([TEST] * len(counts), source)
-    labels = torch.arange(len(counts))
-    torch.manual_seed(seed)
-    network = Network(models.build("mlp", (2,), len(counts), hidden=list(hidden), activation="sigmoid"))
-    return Federation(
-        network=network,
-        x=torch.cat(points),
-        y=labels.repeat_interleave(torch.tensor(counts)),
-        offsets=torch.tensor([0, sum(counts)]),
-        indices=torch.arange(sum(counts)),
-        classes=tuple(f"class {c + 1}" for c in range(len(counts))),
-        local=Local(lr=LR, batch="full", epochs=every),
-        auxiliary=Split(torch.cat(test), labels.repeat_interleave(TEST)),
-    )
-
-
-class Point(NamedTuple):
-    iteration: int
-    loss: float
-    shares: Tensor  # the mean output on the test set
-
-
-def trace(fed: Federation, iterations: int) -> list[Point]:
-    """Training as FedRE's clients do it, seen once in a round."""
-    chain, engine = Chain(SquareLoss()), Serial(fed)
-    state = start(fed, chain, engine)
-    target = torch.eye(len(fed.classes))[fed.y]
-
-    def look() -> Point:
-        held = fed.auxiliary_for("trace")
-        fitted = engine.outputs(state.params, state.buffers, fed.x)
-        mean = engine.outputs(state.params, state.buffers, held.x).mean(0)
-        loss = float((fitted - target).square().sum(1).mean())
-        return Point(state.round * fed.local.epochs, loss, shares(mean))
-
-    points = [look()]
-    while points[-1].iteration < iterations:
-        state, _ = one_round(state, fed, chain, engine)
-        points.append(look())
-    return points
-
-
-def plateau(points: Sequence[Point]) -> list[Point]:
-    """The first stretch on which the loss falls by less than 1 % in 200 iterations."""
-    loss = {point.iteration: point.loss for point in points}
-
-    def flat(point: Point) -> bool:
-        before = loss.get(point.iteration - SPAN)
-        return before is not None and point.loss > (1 - FLAT) * before
-
-    first = next((place for place, point in enumerate(points) if flat(point)), len(points))
-    return list(takewhile(flat, points[first:]))
-
-
-def errors(point: Point, counts: Sequence[int]) -> Tensor:
-    """Of each class, as a part of its true share."""
-    truth = torch.tensor(counts) / sum(counts)
-    return (point.shares - truth).abs() / truth
+from equipoise.federation import Federation
+from equipoise.papers.figures import HEIGHT, TOP, lines
+from equipoise.papers.synthetic import Draw, blobs, errors, frame, one_client, plateau, rings, trace
+from equipoise.report.markup import percent, svg, tag, text
 
 
 # -- drawing --------------------------------------------------------------------------------------------------------
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520.0, 300.0, 44.0, 90.0, 14.0, 40.0
-
-
 def scatter(fed: Federation) -> str:
     """The training samples, a colour for each class."""
     side = HEIGHT - TOP
@@ -143,36 +34,6 @@ def scatter(fed: Federation) -> str:
         for (x, y), label in zip(fed.x.tolist(), fed.y, strict=True)
     ]  # fmt: skip
     return svg(side + 20, side + 20, *dots, title="Training samples")
-
-
-def lines(series: dict[str, list[tuple[float, float]]], axis: str, shaded: tuple[float, float] | None = None) -> str:
-    """Curves over a common axis, named at their ends; a stretch of the axis may be shaded."""
-    every = [point for points in series.values() for point in points]
-    x0, x1 = min(x for x, _ in every), max(x for x, _ in every)
-    ys = ticks(0, max(y for _, y in every), 6)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
-        return across, HEIGHT - BOTTOM - y / ys[-1] * (HEIGHT - TOP - BOTTOM)
-
-    parts = []
-    if shaded:
-        (a, top), (b, bottom) = place(shaded[0], ys[-1]), place(shaded[1], 0)
-        parts.append(tag("rect", x=a, y=top, width=b - a, height=bottom - top, class_="band"))
-    for y in ys:
-        (a, at), (b, _) = place(x0, y), place(x1, y)
-        parts.append(tag("line", x1=a, x2=b, y1=at, y2=at, class_="grid"))
-        parts.append(label(LEFT - 8, at + 4, f"{y:g}", class_="tick", text_anchor="end"))
-    for x in ticks(x0, x1, 6, least_step=1):
-        if x0 <= x <= x1:
-            parts.append(label(place(x, 0)[0], HEIGHT - BOTTOM + 18, f"{x:g}", class_="tick", text_anchor="middle"))
-    parts.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, axis, class_="tick", text_anchor="middle"))
-    ends = apart([place(*points[-1])[1] for points in series.values()], 15, TOP, HEIGHT - BOTTOM)
-    for index, ((name, points), end) in enumerate(zip(series.items(), ends, strict=True)):
-        path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
-        line = tag("polyline", points=path, class_="line")
-        parts.append(tag("g", line, label(WIDTH - RIGHT + 8, end + 4, name, class_="name"), class_=colour(index)))
-    return svg(WIDTH, HEIGHT, *parts, title=axis)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from equipoise.papers import synthetic
+
 COUNTS = (100, 50, 250)
 
 
@@ -53,7 +55,7 @@ def test_more_layers_mend_it(figures: ModuleType) -> None:
 
 def test_the_plateau_is_the_first_flat_stretch(figures: ModuleType) -> None:
     losses = [2.0, 1.0, 0.999, 0.998, 0.5, 0.4999, 0.4999]
-    points = [figures.Point(200 * i, loss, torch.ones(2)) for i, loss in enumerate(losses)]
+    points = [synthetic.Point(200 * i, loss, torch.ones(2)) for i, loss in enumerate(losses)]
     assert [point.iteration for point in figures.plateau(points)] == [400, 600]
     assert figures.plateau(points[:2]) == []
 

@@ -1,0 +1,109 @@
+"""Jobs carried out one after another, each in a run folder from which it can be resumed.
+
+A carrier takes a list of jobs and gives what is to be kept of each run, as it ends or is stopped.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise import data
+from equipoise.compare import carry_on
+from equipoise.errors import DataError, TrainingError
+from equipoise.folder import read_metrics
+from equipoise.papers import balance, synthetic
+from equipoise.papers.jobs import Job
+from equipoise.papers.results import Run
+from equipoise.papers.summary import curve, summary
+from equipoise.runs import Stopped, Watch
+
+
+def one_by_one(
+    jobs: Sequence[Job], out: Path, watch: Watch, deadline: float | None = None
+) -> Iterator[tuple[Job, Run]]:
+    """Until the deadline, a time of `time.monotonic`: no job begins after it, and the one under way stops there."""
+
+    def late() -> bool:
+        return deadline is not None and time.monotonic() >= deadline
+
+    for job in jobs:
+        if late():
+            return
+        began = time.monotonic()
+        found = KINDS[job.experiment.kind](job, job.folder(out), replace(watch, stop=late))
+        if found is not None:
+            yield job, {**of(job), "seconds": time.monotonic() - began, **found}
+
+
+def of(job: Job) -> Run:
+    """What a run is, whoever carries it out."""
+    return {
+        "method": job.method,
+        "expression": job.expression,
+        "changes": job.changes,
+        "seed": job.seed,
+        "asked": job.rounds,
+    }
+
+
+def _train(job: Job, folder: Path, watch: Watch) -> Run | None:
+    _check_samples(job)
+    config, failed = job.config, {}
+    resumed = (folder / "config.json").exists()
+    try:
+        carry_on(config, folder, watch)
+    except Stopped:
+        pass
+    except TrainingError as error:  # of this method here; the others may well succeed
+        failed = {"failed": str(error)}
+    if not read_metrics(folder):
+        return {"rounds": 0, "last": {}, **failed} if failed else None
+    return {**summary(folder, config, job.experiment), "resumed": resumed, **failed}
+
+
+def _balance(job: Job, folder: Path, watch: Watch) -> Run:
+    _check_samples(job)
+    return {"rounds": job.rounds, "last": balance.measured(job.config), "execution": _here()}
+
+
+def _estimate(job: Job, folder: Path, watch: Watch) -> Run:
+    last, records = synthetic.estimate(job.settings, job.seed)
+    return {"rounds": job.rounds, "last": last, "curve": curve(records, job.experiment), "execution": _here()}
+
+
+KINDS: dict[str, Callable[[Job, Path, Watch], Run | None]] = {
+    "training": _train,
+    "balance": _balance,
+    "estimate": _estimate,
+}
+
+
+def _here() -> dict[str, str]:
+    return {"device": "cpu", "machine": platform.machine(), "torch": torch.__version__}
+
+
+def _check_samples(job: Job) -> None:
+    """A cell may be meant for one of several data sets that have the same name and layout."""
+    expected = job.experiment.words(job.cell).get("samples")
+    if expected is None:
+        return
+    table = job.config.data
+    there = _samples(table.source, table.dir, tuple(sorted(table.options.items())))
+    if there != expected:
+        raise DataError(
+            f"{job.experiment.name}, {job.cell}: expected a data set of {expected:,} training samples, and the"
+            f" {table.source} at hand has {there:,}; choose the cells of another dataset with --cells"
+        )
+
+
+@cache
+def _samples(source: str, folder: str | None, options: tuple[tuple[str, Any], ...]) -> int:
+    return len(data.load(source, folder, **dict(options)).y)
