@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-deploy lint bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ demo: $(READY)  ## train on imbalanced digits and show how the minority fares (a
 
 test: $(READY) lint  ## lint, types, tests and every code block of the docs
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+test-deploy: $(READY)  ## a real SuperLink and real sites on this machine, with TLS and keys (some 15 minutes)
+	$(BIN)/python -m pytest -m deploy --durations=0 tests/deploy_real
 
 lint: $(READY)  ## style and types only
 	$(BIN)/ruff format --check src tests examples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +14,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise import __version__, compare, data, report, runs, show
+from equipoise import __version__, compare, data, predict, report, runs, show
 from equipoise.config import grid as grid_points
 from equipoise.config import load_config
+from equipoise.deploy.cli import app as deploy_app
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.expression import split
 from equipoise.folder import finite
 from equipoise.ledger import ledger
 from equipoise.methods import METHODS
+from equipoise.papers.command import Request
+from equipoise.papers.command import carry_out as reproduce_papers
 from equipoise.progress import bar
 
 app = typer.Typer(
@@ -30,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(deploy_app)
 out_console, err_console = Console(), Console(stderr=True)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.")]
@@ -70,19 +75,19 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Carry out one run."""
-    folder = out or _free_folder(Path("runs") / config.stem)
+    folder = out or free_folder(Path("runs") / config.stem)
     loaded = load_config(config, _with_data_dir(sets, data_dir))
     with bar(err_console) as watch:
         result = runs.run(loaded, folder, watch)
-    _show_run(folder, result, as_json)
+    show_run(folder, result, as_json)
 
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(metavar="FOLDER")], as_json: Json = False) -> None:
     """Go on with a run that was cut off."""
     with bar(err_console) as watch:
-        result = runs.resume(folder, watch)
-    _show_run(folder, result, as_json)
+        result = _resumer(folder)(folder, watch)
+    show_run(folder, result, as_json)
 
 
 @app.command(name="compare")
@@ -118,6 +123,75 @@ def sweep(
     loaded = load_config(config, _with_data_dir(sets, data_dir))
     made = compare.cells(loaded, {" ".join(point): point for point in grid_points(grid)}, seeds)
     _compare(made, out or Path("runs") / f"{config.stem}-sweep", as_json)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="EXPERIMENT", help="Such as climb-table2; none: all.")] = None,
+    cells: Annotated[
+        list[str] | None, typer.Option("--cells", metavar="a=1,b=2", help="Only these; may be repeated.")
+    ] = None,
+    methods: Annotated[str | None, typer.Option("--methods", help="The paper's, if not given; or any.")] = None,
+    extra: Annotated[bool, typer.Option("--extra", help="Also the methods beyond the paper.")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many, from 0 on.")] = 1,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Instead of as many as in the paper.")] = None,
+    budget: Annotated[str | None, typer.Option("--budget", metavar="10m", help="Stop then, to go on later.")] = None,
+    sets: Sets = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option("--results", help="Folder for what is kept of them.")] = Path("results"),
+    show_only: Annotated[bool, typer.Option("--show", help="Run nothing, show what there is.")] = False,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write a page of Markdown.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page of HTML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Rerun a table or figure of a paper and compare; without a name, list them. Run again to go on."""
+    request = Request(
+        name, tuple(cells or ()), methods, extra, seeds, rounds, budget, tuple(sets or ()), data_dir, out, results,
+        show_only, markdown, html,
+    )  # fmt: skip
+    found = reproduce_papers(request, Console(quiet=True) if as_json else out_console, err_console)
+    if as_json:
+        _print(found)
+
+
+@app.command(name="predict")
+def predict_(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a run or a site, or a .safetensors.")],
+    samples: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet, .npz or a folder of images.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file; else it is printed.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace --out if it exists.")] = False,
+    score: Annotated[
+        bool, typer.Option("--score", help="DATA has the true classes: say how the model fares.")
+    ] = False,
+    label: Annotated[str | None, typer.Option("--label", help="The same, with the column that has them.")] = None,
+    allow_model: Annotated[
+        list[str] | None, typer.Option("--allow-model", metavar="NAME", help="Code that the model may import.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Predict the class of new samples with a trained model."""
+    if out is not None and out.exists() and not force:
+        raise ConfigError(f"--out {out} exists already: choose another name, or replace it with --force")
+    place = predict.device_named(device)
+    trained = predict.load(model, allow_model or ())
+    found = trained.read(samples, score=score, label=label)
+    predictions = predict.Predictions(trained.card.classes, trained.probabilities(found.x, place), found.files)
+    scores = None if found.labels is None else predictions.scores(found.labels)
+    if out is not None:
+        predictions.write(out)
+    if as_json:
+        given = {"predictions": predictions.rows()} if out is None else {"out": str(out)}
+        _print({"classes": trained.card.classes, "predicted": predictions.counts(), "scores": scores, **given})
+        return
+    if out is None:
+        sys.stdout.write(predictions.csv())
+    if out is not None or scores is not None:
+        console = err_console if out is None else out_console  # what is printed as CSV must stay CSV
+        console.print(show.predictions_table(predictions.counts(), scores))
+    if out is not None:
+        out_console.print(f"wrote {out}", soft_wrap=True)
 
 
 @app.command()
@@ -163,6 +237,15 @@ def report_(
     out_console.print(f"wrote {report.write([report.Run.read(run) for run in found], out)}", soft_wrap=True)
 
 
+def _resumer(folder: Path) -> Callable[[Path, runs.Watch], dict[str, Any]]:
+    """A run with real sites is served again; any other is carried out here."""
+    if not (folder / "door.json").is_file():
+        return runs.resume
+    from equipoise.deploy.serve import resume
+
+    return resume
+
+
 def _runs_below(folder: Path) -> list[Path]:
     """The folder itself, or the run folders in it."""
     if not (folder / "config.json").exists() and folder.is_dir():
@@ -172,7 +255,7 @@ def _runs_below(folder: Path) -> list[Path]:
     return [folder]
 
 
-def _free_folder(folder: Path) -> Path:
+def free_folder(folder: Path) -> Path:
     """A folder that is not taken: NAME, NAME-2, NAME-3, ..."""
     number, free = 1, folder
     while free.exists():
@@ -181,7 +264,7 @@ def _free_folder(folder: Path) -> Path:
     return free
 
 
-def _show_run(folder: Path, result: dict[str, Any], as_json: bool) -> None:
+def show_run(folder: Path, result: dict[str, Any], as_json: bool) -> None:
     page = report.write([report.Run.read(folder)], folder / "report.html")
     if as_json:
         _print({"folder": str(folder), **result})

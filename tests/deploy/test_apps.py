@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.deploy import apps, carrier
+from equipoise.deploy.link import APP
+from equipoise.deploy.processes import listen
+from equipoise.deploy.relay import GridCarrier
+from equipoise.deploy.wire import Packet
+
+from .standin import StandInGrid
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(apps.SOCKET, str(tmp_path / "socket"))
+    return tmp_path / "socket"
+
+
+def answer_once(listener: socket.socket, reply: Packet | None) -> threading.Thread:
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            request = carrier.receive(connection)
+            if reply is not None:
+                carrier.send(connection, Packet(reply.kind, {"asked": request.kind}, reply.arrays))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def relayed() -> Packet:
+    """What the server sees of a request to the site's app."""
+    grid = GridCarrier(StandInGrid({1: apps._ask}))
+    ids = grid.push({1: Packet("train", {}, {"w": np.ones(3)})})
+    (reply,) = grid.pull(ids).values()
+    return reply
+
+
+def test_the_sites_app_hands_a_request_to_the_resident_and_its_answer_back(path: Path) -> None:
+    with listen(path) as listener:
+        thread = answer_once(listener, Packet("reply", {}, {"w": np.zeros(2)}))
+        reply = relayed()
+        thread.join()
+    assert reply.header == {"asked": "train"}
+    assert reply.arrays["w"].shape == (2,)
+
+
+def test_a_resident_that_is_gone_or_dies_is_a_failure_and_no_wait(path: Path) -> None:
+    assert "cannot be reached" in relayed().header["reason"]
+    with listen(path) as listener:
+        thread = answer_once(listener, None)
+        reply = relayed()
+        thread.join()
+    assert reply.kind == "failure"
+    assert "cannot be reached" in reply.header["reason"]
+
+
+def test_the_servers_app_works_for_whoever_holds_the_other_end(path: Path) -> None:
+    grid = StandInGrid({4: lambda packet: Packet("reply", packet.header, {})})
+    with listen(path) as listener:
+        thread = threading.Thread(target=apps.main, args=(grid, None))
+        thread.start()
+        far = carrier.SocketCarrier(listener.accept()[0])
+        assert far.nodes() == [4]
+        ids = far.push({4: Packet("ask", {"n": 1}, {})})
+        assert [packet.header for packet in far.pull(ids).values()] == [{"n": 1}]
+        far.close()
+        thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_flower_is_pointed_at_these_apps() -> None:
+    for name in ("server", "client"):
+        assert f'{name}app = "{apps.__name__}:{name}"' in APP
+        assert hasattr(apps, name)
