@@ -168,7 +168,7 @@ class TrainTable(Table):
     engine: Literal["stacked", "serial"] = "stacked"
     device: Device = "auto"
     precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = "auto"  # tf32 on CUDA, float32 elsewhere
-    compile: Literal["auto"] | bool = "auto"  # as soon as the rounds that remain are worth it
+    compile: Literal["auto"] | bool = "auto"  # from an early round on, where the rounds are worth it
     block: Count | None = None  # clients trained at once
     threads: Count | None = None
     evaluate_every: Count = 1  # rounds

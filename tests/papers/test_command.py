@@ -69,7 +69,7 @@ def test_a_spent_budget_says_what_is_left() -> None:
 def test_the_command_of_a_result_names_no_folders() -> None:
     request = Request(
         "fedre-table2", ("rho=5",), "fedavg, climb(eta=1)", True, 2, 30, "10m", ("data.partition.alpha=1",),
-        Path("/secret"), Path("/tmp/out"), Path("/tmp/results"),
+        Path("secret"), Path("out"), Path("found"),
     )  # fmt: skip
     assert request.command == (
         "equipoise reproduce fedre-table2 --cells rho=5 --methods 'fedavg, climb(eta=1)' --extra --seeds 2"

@@ -76,7 +76,7 @@ def train(
     folder.write("plan", {"engine": "flower", "precision": agreement.precision, "equipoise": __version__})
     runs.warn(fed, watch)
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
-    # Every round, as sites keep the memories of the last few rounds only.
+    # A round takes seconds here and a checkpoint a moment: none of them is worth losing.
     often = config.train.model_copy(update={"checkpoint_every": 1, "checkpoint_seconds": 0.0})
     return runs.carry_out(config.model_copy(update={"train": often}), fed, engine, folder, watch)
 
