@@ -70,7 +70,6 @@ def client_axes(shared_start: bool) -> Any:
 class Engine:
     """A simulation of the clients on this machine. Subclasses say how some of them train: `visit`."""
 
-    compile_from: int | None = None  # the round from which on programs are compiled
     holds_out = False  # do the clients hold samples apart, on which `score` can be answered?
 
     def __init__(
