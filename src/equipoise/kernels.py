@@ -1,0 +1,312 @@
+"""Convolutions of many clients at once, each with its own weights, as Triton kernels for CUDA.
+
+Every kernel is an implicit matrix product: the patches that meet the weights are read where they lie, never copied
+out. All tensors are contiguous with the client first and the channels last, x[client, image, row, column, channel]
+and weight[client, filter, row, column, channel]; sums are kept in float32. How the work is cut into tiles follows
+from the shapes alone, never from a clock, so that every process computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Shape = tuple[int, ...]
+Sizes = Sequence[int]
+
+
+class Tile(NamedTuple):
+    """The cut of one matrix product: rows and columns of the output, and how much of the sum at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+
+
+# Arguments whose values make no other program; channels and filters do, by being multiples of 16 or not.
+PLAIN = ["tiles", "parts", "length", "batch", "height", "width"]
+OUTPUT = ["out_height", "out_width"]
+ENOUGH = 512  # programs: about four for each processor of a large GPU
+
+
+def forward_tile(channels: int, filters: int, size: int) -> Tile:
+    """Of pixels times filters, summed over the patch."""
+    columns = _power(filters, most=128)
+    if depth := _even_depth(channels, size):
+        return Tile(128, columns, depth, 8 if columns == 128 else 4)
+    return Tile(128, columns, 16, 4, 2)
+
+
+def input_tile(channels: int, filters: int, size: int) -> Tile:
+    """Of pixels times channels, summed over filters."""
+    depth = _even_depth(filters, size) or _power(filters, most=128 // size)
+    columns = _power(channels, most=128)
+    return Tile(128, columns, depth, 8 if columns == 128 else 4)
+
+
+def weight_tile(channels: int, filters: int, size: int, patch: int, clients: int) -> Tile:
+    """Of filters times the places of a patch, summed over pixels."""
+    rows, columns = _power(filters, most=128), _power(patch, most=128)
+    if not _even_depth(channels, size):
+        return Tile(rows, columns, 128 // size, 8)
+    if clients * triton.cdiv(filters, rows) * triton.cdiv(patch, columns) < ENOUGH:
+        columns = min(columns, 64)  # smaller tiles cost less than cutting the sum into more parts
+    return Tile(rows, columns, 128 // size, 8 if rows == columns == 128 else 4)
+
+
+def splits(programs: int, pixels: int, depth: int) -> int:
+    """Into how many parts a sum over pixels is cut, so that the chip is full and no part is too short to pay."""
+    return max(1, min(-(-ENOUGH // programs), pixels // (8 * depth)))
+
+
+def _even_depth(length: int, size: int) -> int:
+    """The largest power of two that cuts `length` evenly, up to 128 bytes of it; 0 where that is hardly anything."""
+    depth = min(length & -length, 128 // size)
+    return depth if depth >= 16 else 0
+
+
+def _power(length: int, most: int) -> int:
+    """The power of two that covers `length`, from 16 (the least that the tensor cores take) to `most`."""
+    return min(most, max(16, 1 << (length - 1).bit_length()))
+
+
+def forward(
+    x: Tensor, weight: Tensor, shape: Shape, stride: Sizes, padding: Sizes, tile: Tile | None = None
+) -> Tensor:
+    _, batch, height, width, channels = x.shape
+    clients, _, out_height, out_width, filters = shape
+    tile = tile or forward_tile(channels, filters, x.element_size())
+    tiles = triton.cdiv(batch * out_height * out_width, tile.rows) * triton.cdiv(filters, tile.columns)
+    y = x.new_empty(shape)
+    _forward[(tiles * clients,)](
+        x, weight, y, tiles, batch, height, width, channels, out_height, out_width, filters,
+        *weight.shape[2:4], *stride, *padding, *tile[:3], channels % tile.depth == 0, _precision(x),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return y
+
+
+def input_gradient(
+    g: Tensor, weight: Tensor, shape: Shape, stride: Sizes, padding: Sizes, tile: Tile | None = None
+) -> Tensor:
+    _, _, out_height, out_width, filters = g.shape
+    clients, batch, height, width, channels = shape
+    tile = tile or input_tile(channels, filters, g.element_size())
+    places = batch * triton.cdiv(height, stride[0]) * triton.cdiv(width, stride[1])
+    tiles = triton.cdiv(places, tile.rows) * triton.cdiv(channels, tile.columns)
+    gx = g.new_empty(shape)
+    _input_gradient[(tiles * stride[0] * stride[1] * clients,)](
+        g, weight, gx, tiles, batch, height, width, channels, out_height, out_width, filters,
+        *weight.shape[2:4], *stride, *padding, *tile[:3], filters % tile.depth == 0, _precision(g),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return gx
+
+
+def weight_gradient(
+    g: Tensor, x: Tensor, shape: Shape, stride: Sizes, padding: Sizes, tile: Tile | None = None
+) -> Tensor:
+    _, batch, height, width, channels = x.shape
+    clients, filters, window_height, window_width, _ = shape
+    out_height, out_width = g.shape[2:4]
+    patch, pixels = window_height * window_width * channels, batch * out_height * out_width
+    tile = tile or weight_tile(channels, filters, g.element_size(), patch, clients)
+    tiles = triton.cdiv(filters, tile.rows) * triton.cdiv(patch, tile.columns)
+    parts = splits(tiles * clients, pixels, tile.depth)
+    length = triton.cdiv(triton.cdiv(pixels, parts), tile.depth) * tile.depth
+    sums = g.new_empty(shape) if parts == 1 else g.new_empty(parts, *shape, dtype=torch.float32)
+    run = min(channels & -channels, tile.columns)
+    _weight_gradient[(tiles * parts * clients,)](
+        g, x, sums, tiles, parts, length, batch, height, width, channels, filters, out_height, out_width,
+        window_height, window_width, *stride, *padding, *tile[:3], run, channels % tile.columns == 0, _precision(g),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return sums if parts == 1 else sums.sum(0).to(g.dtype)
+
+
+def _precision(values: Tensor) -> str:
+    return "tf32" if values.is_cuda else "ieee"
+
+
+@triton.jit
+def _inside(row, column, height, width):
+    return (row >= 0) & (row < height) & (column >= 0) & (column < width)
+
+
+@triton.jit(do_not_specialize=PLAIN + OUTPUT)
+def _forward(
+    x, weight, y, tiles, batch, height, width, channels, out_height, out_width, filters,
+    window_height: tl.constexpr, window_width: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    client = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    tiles_across = tl.cdiv(filters, columns)
+    pixel = (tile // tiles_across) * rows + tl.arange(0, rows)
+    filter = (tile % tiles_across) * columns + tl.arange(0, columns)
+    pixels = batch * out_height * out_width
+    patch = window_height * window_width * channels
+    x += client * batch * height * width * channels
+    weight += client * filters * patch
+    y += client * pixels * filters
+    image, place = pixel // (out_height * out_width), pixel % (out_height * out_width)
+    top = (place // out_width) * down - pad_height
+    left = (place % out_width) * across - pad_width
+    corner = ((image * height + top) * width + left) * channels
+    real, used = pixel < pixels, filter < filters
+    padded: tl.constexpr = pad_height + pad_width > 0
+    total = tl.zeros((rows, columns), tl.float32)
+    if even:  # a step of the sum stays within one tap of the window, where channels lie side by side
+        per_tap = channels // depth
+        for step in range(window_height * window_width * per_tap):
+            tap = step // per_tap
+            channel = (step % per_tap) * depth + tl.arange(0, depth)
+            i, j = tap // window_width, tap % window_width
+            seen = real
+            if padded:
+                seen = seen & _inside(top + i, left + j, height, width)
+            start = corner + (i * width + j) * channels
+            a = tl.load(x + start[:, None] + channel[None, :], mask=seen[:, None], other=0.0)
+            b = tl.load(
+                weight + filter[:, None] * patch + (tap * channels + channel)[None, :], mask=used[:, None], other=0.0
+            )
+            total = tl.dot(a, b.T, total, input_precision=precision)
+    else:
+        for first in range(0, patch, depth):
+            k = first + tl.arange(0, depth)
+            tap, channel = k // channels, k % channels
+            i, j = tap // window_width, tap % window_width
+            seen = real[:, None] & (k < patch)[None, :]
+            if padded:
+                seen = seen & _inside(top[:, None] + i[None, :], left[:, None] + j[None, :], height, width)
+            offset = (i * width + j) * channels + channel
+            a = tl.load(x + corner[:, None] + offset[None, :], mask=seen, other=0.0)
+            b = tl.load(
+                weight + filter[:, None] * patch + k[None, :], mask=used[:, None] & (k < patch)[None, :], other=0.0
+            )
+            total = tl.dot(a, b.T, total, input_precision=precision)
+    tl.store(
+        y + pixel[:, None] * filters + filter[None, :],
+        total.to(y.dtype.element_ty),
+        mask=real[:, None] & used[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN + OUTPUT)
+def _input_gradient(
+    g, weight, gx, tiles, batch, height, width, channels, out_height, out_width, filters,
+    window_height: tl.constexpr, window_width: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    # Pixels that lie a stride apart meet the same taps of the window: each phase of the stride has tiles of its own.
+    tile = tl.program_id(0) % tiles
+    phase = (tl.program_id(0) // tiles) % (down * across)
+    client = (tl.program_id(0) // (tiles * down * across)).to(tl.int64)
+    tiles_across = tl.cdiv(channels, columns)
+    place = (tile // tiles_across) * rows + tl.arange(0, rows)
+    channel = (tile % tiles_across) * columns + tl.arange(0, columns)
+    patch = window_height * window_width * channels
+    g += client * batch * out_height * out_width * filters
+    weight += client * filters * patch
+    gx += client * batch * height * width * channels
+    phase_row, phase_column = phase // across, phase % across
+    phase_height, phase_width = tl.cdiv(height, down), tl.cdiv(width, across)
+    image, rest = place // (phase_height * phase_width), place % (phase_height * phase_width)
+    row = (rest // phase_width) * down + phase_row
+    column = (rest % phase_width) * across + phase_column
+    real = (image < batch) & (row < height) & (column < width)
+    used = channel < channels
+    first_i, first_j = (phase_row + pad_height) % down, (phase_column + pad_width) % across
+    taps_down = (window_height - first_i + down - 1) // down
+    taps_across = (window_width - first_j + across - 1) // across
+    bottom = (row + pad_height - first_i) // down
+    right = (column + pad_width - first_j) // across
+    corner = ((image * out_height + bottom) * out_width + right) * filters
+    per_tap = tl.cdiv(filters, depth)
+    total = tl.zeros((rows, columns), tl.float32)
+    for step in range(taps_down * taps_across * per_tap):
+        tap = step // per_tap
+        filter = (step % per_tap) * depth + tl.arange(0, depth)
+        up, back = tap // taps_across, tap % taps_across
+        seen = real & _inside(bottom - up, right - back, out_height, out_width)
+        start = corner - (up * out_width + back) * filters
+        within = ((first_i + up * down) * window_width + first_j + back * across) * channels
+        if even:
+            a = tl.load(g + start[:, None] + filter[None, :], mask=seen[:, None], other=0.0)
+            b = tl.load(weight + filter[:, None] * patch + (within + channel)[None, :], mask=used[None, :], other=0.0)
+        else:
+            known = filter < filters
+            a = tl.load(g + start[:, None] + filter[None, :], mask=seen[:, None] & known[None, :], other=0.0)
+            b = tl.load(
+                weight + filter[:, None] * patch + (within + channel)[None, :],
+                mask=known[:, None] & used[None, :],
+                other=0.0,
+            )
+        total = tl.dot(a, b, total, input_precision=precision)
+    tl.store(
+        gx + ((image * height + row) * width + column)[:, None] * channels + channel[None, :],
+        total.to(gx.dtype.element_ty),
+        mask=real[:, None] & used[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def _weight_gradient(
+    g, x, sums, tiles, parts, length, batch, height, width, channels, filters,
+    out_height: tl.constexpr, out_width: tl.constexpr,
+    window_height: tl.constexpr, window_width: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, run: tl.constexpr, even: tl.constexpr,
+    precision: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0) % tiles
+    part = (tl.program_id(0) // tiles) % parts
+    client = (tl.program_id(0) // (tiles * parts)).to(tl.int64)
+    clients = tl.num_programs(0) // (tiles * parts)
+    pixels = batch * out_height * out_width
+    patch = window_height * window_width * channels
+    tiles_across = tl.cdiv(patch, columns)
+    filter = (tile // tiles_across) * rows + tl.arange(0, rows)
+    first = (tile % tiles_across) * columns
+    k = first + tl.arange(0, columns)
+    tap = first // channels if even else k // channels  # the columns of an even tile belong to one tap of the window
+    i, j = tap // window_width, tap % window_width
+    offset = (i * width + j) * channels + k % channels
+    # That channels lie side by side is hidden behind the divisions.
+    offset = tl.max_contiguous(tl.multiple_of(offset, run), run)
+    g += client * pixels * filters
+    x += client * batch * height * width * channels
+    sums += (part * clients + client) * filters * patch
+    used, known = filter < filters, k < patch
+    padded: tl.constexpr = pad_height + pad_width > 0
+    last = tl.minimum((part + 1) * length, pixels)
+    total = tl.zeros((rows, columns), tl.float32)
+    for start in range(part * length, last, depth):
+        pixel = start + tl.arange(0, depth)
+        real = pixel < last
+        image, place = pixel // (out_height * out_width), pixel % (out_height * out_width)
+        top = (place // out_width) * down - pad_height
+        left = (place % out_width) * across - pad_width
+        corner = ((image * height + top) * width + left) * channels
+        seen = real[:, None] & known[None, :]
+        if padded and even:
+            seen = seen & _inside(top + i, left + j, height, width)[:, None]
+        elif padded:
+            seen = seen & _inside(top[:, None] + i[None, :], left[:, None] + j[None, :], height, width)
+        a = tl.load(g + pixel[:, None] * filters + filter[None, :], mask=real[:, None] & used[None, :], other=0.0)
+        b = tl.load(x + corner[:, None] + offset[None, :], mask=seen, other=0.0)
+        total = tl.dot(a.T, b, total, input_precision=precision)
+    tl.store(
+        sums + filter[:, None] * patch + k[None, :],
+        total.to(sums.dtype.element_ty),
+        mask=used[:, None] & known[None, :],
+    )

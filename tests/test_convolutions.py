@@ -1,0 +1,303 @@
+"""Convolutions of stacked clients: the same values and gradients as torch's, by operators of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equipoise import convolutions
+from equipoise.convolutions import Convolution, conv2d, stackable_conv2d
+from equipoise.network import Context, Network
+
+CLIENTS = 3
+
+
+class Layer(NamedTuple):
+    batch: int
+    size: tuple[int, int]
+    channels: int
+    filters: int
+    window: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+
+    def draw(self, clients: int = CLIENTS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(clients, self.batch, self.channels, *self.size, generator=generator, dtype=torch.float64)
+        weight = torch.randn(clients, self.filters, self.channels, *self.window, generator=generator, dtype=x.dtype)
+        return x.to(dtype), weight.to(dtype)
+
+
+LAYERS = {
+    "5x5": Layer(4, (9, 8), 3, 6, (5, 5)),
+    "padded": Layer(2, (7, 7), 16, 8, (3, 3), (1, 1), (1, 1)),
+    "stride 2": Layer(2, (8, 9), 4, 5, (3, 3), (2, 2), (1, 1)),
+    "1x1, stride 2": Layer(3, (7, 6), 4, 8, (1, 1), (2, 2)),
+    "uneven": Layer(1, (11, 6), 3, 2, (3, 2), (3, 1), (2, 0)),
+}
+each_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def by_torch(x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:
+    return F.conv2d(x, weight, None, stride, padding)
+
+
+def step(convolve: Callable[..., Tensor], layer: Layer) -> Step:
+    """Gradients of one client with respect to its samples and weights, for all clients at once."""
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return convolve(x, weight, layer.stride, layer.padding).sin().square().sum()
+
+    return torch.vmap(torch.func.grad(loss, argnums=(0, 1)))
+
+
+# -- the operators
+
+
+@each_layer
+def test_values_under_vmap_equal_torchs(layer: Layer) -> None:
+    x, weight = layer.draw()
+    got = torch.vmap(lambda x, w: stackable_conv2d(x, w, layer.stride, layer.padding))(x, weight)
+    want = torch.stack([by_torch(*pair, layer.stride, layer.padding) for pair in zip(x, weight, strict=True)])
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@each_layer
+@pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled"])
+def test_gradients_of_stacked_clients_equal_torchs(layer: Layer, backend: str | None) -> None:
+    ours = step(stackable_conv2d, layer)
+    if backend:
+        torch._dynamo.reset()
+        ours = torch.compile(ours, fullgraph=True, dynamic=False, backend=backend)
+    for got, want in zip(ours(*layer.draw()), step(by_torch, layer)(*layer.draw()), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_inductor_compiles_them() -> None:
+    torch._dynamo.reset()
+    layer = LAYERS["padded"]
+    ours = torch.compile(step(stackable_conv2d, layer), fullgraph=True, dynamic=False)
+    for got, want in zip(ours(*layer.draw()), step(by_torch, layer)(*layer.draw()), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dims", [(0, None), (None, 0)], ids=["shared weights", "shared samples"])
+def test_what_is_shared_needs_no_client_axis(dims: tuple[int | None, int | None]) -> None:
+    layer = LAYERS["stride 2"]
+    x, weight = layer.draw()
+    given = tuple(part if dim == 0 else part[0] for part, dim in zip((x, weight), dims, strict=True))
+
+    def gradients(convolve: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        def loss(x: Tensor, weight: Tensor) -> Tensor:
+            return convolve(x, weight, layer.stride, layer.padding).square().sum()
+
+        both: tuple[Tensor, Tensor] = torch.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=dims)(*given)
+        return both
+
+    for got, want in zip(gradients(stackable_conv2d), gradients(by_torch), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_two_axes_of_clients_are_one() -> None:
+    layer = LAYERS["padded"]
+    x, weight = layer.draw(clients=6)
+    pairs = [part.unflatten(0, (2, 3)).movedim(0, 2) for part in (x, weight)]  # the outer axis hidden in the middle
+    got = torch.vmap(step(stackable_conv2d, layer), in_dims=2)(*pairs)
+    for mine, want in zip(got, step(by_torch, layer)(x, weight), strict=True):
+        torch.testing.assert_close(mine.flatten(0, 1), want, rtol=1e-10, atol=1e-10)
+
+
+@each_layer
+def test_gradients_of_gradients(layer: Layer) -> None:
+    x, weight = (part[0].requires_grad_() for part in layer._replace(batch=1).draw())
+    assert torch.autograd.gradgradcheck(lambda x, w: stackable_conv2d(x, w, layer.stride, layer.padding), (x, weight))
+
+
+class Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "equipoise":
+            self.names.append(func._schema.name.partition("::")[2])
+        return func(*args, **kwargs or {})
+
+
+def test_a_gradient_that_nobody_needs_is_not_computed() -> None:
+    layer = LAYERS["5x5"]
+    x, weight = layer.draw()
+
+    def loss(weight: Tensor, x: Tensor) -> Tensor:
+        return stackable_conv2d(x, weight, layer.stride, layer.padding).square().sum()
+
+    with Calls() as calls:
+        torch.vmap(torch.func.grad(loss))(weight, x)
+    assert calls.names == ["convolve", "convolve_weight"]
+
+
+def test_channels_stay_last_from_layer_to_layer() -> None:
+    x, weight = LAYERS["padded"].draw()
+
+    def two(x: Tensor, weight: Tensor) -> Tensor:
+        inner = stackable_conv2d(x, weight, (1, 1), (1, 1)).relu()
+        return stackable_conv2d(inner, weight.transpose(0, 1), (1, 1), (1, 1))
+
+    y = torch.vmap(two)(x, weight)
+    assert y.permute(0, 1, 3, 4, 2).is_contiguous()
+
+
+# -- where they are used
+
+
+@each_layer
+def test_on_cpu_a_convolution_is_torchs_own_to_the_bit(layer: Layer) -> None:
+    x, weight = layer.draw(dtype=torch.float32)
+    bias = torch.randn(layer.filters)
+    want = F.conv2d(x[0], weight[0], bias, layer.stride, layer.padding)
+    assert torch.equal(conv2d(x[0], weight[0], bias, layer.stride, layer.padding), want)
+    ours = torch.vmap(lambda x, w: conv2d(x, w, bias, layer.stride, layer.padding))(x, weight)
+    theirs = torch.vmap(lambda x, w: F.conv2d(x, w, bias, layer.stride, layer.padding))(x, weight)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "fast"),
+    [
+        (torch.bfloat16, False, True),
+        (torch.float16, False, True),
+        (torch.float32, True, True),
+        (torch.float32, False, False),
+        (torch.float64, True, False),
+    ],
+)
+def test_exact_arithmetic_stays_with_torch(
+    dtype: torch.dtype, tf32: bool, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    values: Any = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, dim=lambda: 4)
+    answers: list[torch.dtype | None] = [convolutions._fast(values, values)]
+    torch.vmap(lambda x: answers.append(convolutions._fast(values, values)) or x)(torch.zeros(2))  # type: ignore[func-returns-value]
+    assert answers == [None, dtype if fast else None]
+
+
+def test_plain_convolutions_of_a_network_are_swapped_and_others_left() -> None:
+    class Own(nn.Conv2d):
+        pass
+
+    plain = nn.Conv2d(2, 4, 3, stride=2, padding=1)
+    others = [
+        nn.Conv2d(2, 4, 3, groups=2),
+        nn.Conv2d(2, 4, 3, dilation=2),
+        nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(2, 4, 3, padding="same"),
+        nn.Conv1d(2, 4, 3),
+        Own(2, 4, 3),
+    ]
+    network = Network(nn.ModuleList([plain, *others]))
+    assert [type(layer) for layer in network.module] == [Convolution, *map(type, others)]
+    assert type(plain) is nn.Conv2d
+    swapped = network.module[0]
+    assert isinstance(swapped, nn.Conv2d)
+    assert (swapped.kernel_size, swapped.stride, swapped.padding) == ((3, 3), (2, 2), (1, 1))
+    assert torch.equal(network.params["0.weight"], plain.weight)
+
+
+def test_a_network_whose_convolutions_are_ours_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it at once, in float64 on CPU: the layers, autograd, vmap and one compiled program."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3)]
+    network = Network(nn.Sequential(*layers, nn.Flatten(), nn.Linear(20, 3)).double())
+    x, y = torch.randn(CLIENTS, 6, 3, 8, 8, dtype=torch.float64), torch.arange(CLIENTS * 6).view(CLIENTS, 6) % 3
+    context = Context(torch.ones(6, dtype=torch.bool), torch.zeros((), dtype=torch.int64), True)
+    params = {name: value.repeat(CLIENTS, *[1] * value.dim()) for name, value in network.params.items()}
+    params = {name: value.view(CLIENTS, *network.params[name].shape) for name, value in params.items()}
+
+    def gradients(params: Any, x: Tensor, y: Tensor) -> Any:
+        def loss(params: Any) -> Tensor:
+            outputs, _ = network(params, network.buffers, x, context)
+            return F.cross_entropy(outputs, y)
+
+        return torch.func.grad(loss)(params)
+
+    want = torch.vmap(gradients)(params, x, y)
+    monkeypatch.setattr(convolutions, "_fast", lambda x, weight: x.dtype)
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.vmap(gradients), fullgraph=True, dynamic=False, backend="aot_eager")
+    with Calls() as calls:
+        torch.vmap(gradients)(params, x, y)
+    assert sorted(calls.names) == ["convolve", "convolve", "convolve_input", "convolve_weight", "convolve_weight"]
+    for got in (torch.vmap(gradients)(params, x, y), compiled(params, x, y)):
+        for name, value in want.items():
+            torch.testing.assert_close(got[name], value, rtol=1e-10, atol=1e-10)
+
+
+# -- the kernels
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+SHAPES = {
+    **LAYERS,
+    "CIFAR, 5x5": Layer(20, (32, 32), 3, 64, (5, 5)),
+    "64 channels": Layer(9, (14, 14), 64, 64, (5, 5)),
+    "128 channels": Layer(5, (16, 16), 128, 128, (3, 3), (1, 1), (1, 1)),
+    "halving": Layer(5, (15, 16), 64, 128, (3, 3), (2, 2), (1, 1)),
+    "odd channels": Layer(3, (10, 9), 24, 130, (2, 2)),
+    "many pixels": Layer(100, (28, 28), 16, 32, (3, 3)),
+}
+
+
+@pytest.mark.gpu
+@on_cuda
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.bfloat16, 1.5e-2), (torch.float16, 2e-3), (torch.float32, 4e-3)], ids=str
+)
+@pytest.mark.parametrize("layer", SHAPES.values(), ids=SHAPES.keys())
+def test_kernels_equal_torch_and_repeat_themselves(
+    layer: Layer, dtype: torch.dtype, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    x, weight = (part.cuda() for part in layer.draw(dtype=dtype))
+
+    def loss(convolve: Callable[..., Tensor], x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        y = convolve(x, weight, None, layer.stride, layer.padding)
+        return y.double().square().sum() / 2, y
+
+    def run(convolve: Callable[..., Tensor], x: Tensor, weight: Tensor) -> list[Tensor]:
+        grads = torch.func.grad(lambda x, w: loss(convolve, x, w), argnums=(0, 1), has_aux=True)
+        (gx, gw), y = torch.vmap(grads)(x, weight)
+        return [y, gx, gw]
+
+    with Calls() as calls:
+        got = run(conv2d, x, weight)
+    assert calls.names == ["convolve", "convolve_input", "convolve_weight"]
+    for mine, again, want in zip(
+        got, run(conv2d, x, weight), run(F.conv2d, x.double(), weight.double()), strict=True
+    ):
+        assert mine.dtype == dtype
+        assert torch.equal(mine, again)
+        assert (mine.double() - want).abs().max() <= error * want.abs().max()
+
+
+@pytest.mark.gpu
+@on_cuda
+def test_autocast_reaches_the_kernels() -> None:
+    x, weight = (part.cuda() for part in LAYERS["padded"].draw(dtype=torch.float32))
+
+    def one(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return conv2d(x, weight, None, (1, 1), (1, 1))
+
+    with Calls() as calls:
+        y = torch.vmap(one)(x, weight)
+    assert calls.names == ["convolve"]
+    assert y.dtype == torch.bfloat16
