@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from equipoise import random
-from equipoise.augment import warp
+from equipoise.augment import flip_crop, warp
 from tests.reference.astraea import Warp, rendered
+from tests.reference.loop import flipped
 
 
 def names(count: int) -> torch.Tensor:
@@ -57,3 +58,21 @@ def test_a_warp_is_the_same_under_vmap() -> None:
 def test_the_edge_goes_on_past_the_image() -> None:
     x = torch.full((6, 1, 5, 5), 3.0, dtype=torch.float64)  # a plain image stays plain, whatever is done to it
     torch.testing.assert_close(warp(x, names(6), shift=0.9, rotation=90, shear=30, zoom=0.5), x)
+
+
+def test_flipped_and_cropped_images_are_those_made_pixel_by_pixel() -> None:
+    x, key = images(40, 3, 12, 12), random.bits(8)
+    got = flip_crop(x, key)
+    torch.testing.assert_close(got, torch.stack([flipped(image, key, i) for i, image in enumerate(x)]))
+    torch.testing.assert_close(flip_crop(x[:7], key), got[:7])  # padding a batch changes nothing
+
+
+def test_images_are_mirrored_and_moved_evenly() -> None:
+    marked = torch.zeros(4000, 1, 11, 11)
+    marked[:, 0, 5, 4] = 1
+    places = flip_crop(marked, random.bits(2)).flatten(1).argmax(1)
+    rows, columns = places // 11, places % 11
+    assert rows.bincount(minlength=11)[1:10].min() > 350  # of some 444
+    assert set(columns.tolist()) == set(range(11))
+    ends = (columns < 2).double().mean(), (columns > 8).double().mean()  # only as it was, and only mirrored
+    assert ends == pytest.approx((1 / 9, 1 / 9), abs=0.02)

@@ -260,3 +260,8 @@ def test_a_method_that_needs_auxiliary_samples_says_so() -> None:
     ):
         made().auxiliary_for("fedre")
     assert len(made(auxiliary=2).auxiliary_for("fedre")) == 6
+
+
+def test_only_images_can_be_mirrored_and_moved() -> None:
+    with pytest.raises(ConfigError, match=r"local.augment = 'flip_crop': it moves images, and .* have shape \(5,\)"):
+        federation(local=Local(augment="flip_crop"))

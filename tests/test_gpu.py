@@ -12,6 +12,8 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,16 +21,18 @@ from torch import nn
 
 from equipoise import random, tree
 from equipoise.engines import Engine, Serial, Stacked
+from equipoise.engines.together import Seat, side_by_side
 from equipoise.errors import TrainingError
 from equipoise.federation import Federation
 from equipoise.local import Local
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import FedAdam, FedNova, FedProx, Scaffold
+from equipoise.network import Network
 from equipoise.questions import ClassCounts, MeanLoss
 from equipoise.round import one_round, start
 from equipoise.server import State
 from equipoise.tree import Tree
-from tests.federations import dropout_cnn, federation, image_federation, norm_cnn
+from tests.federations import dropout_cnn, federation, image_federation, linear5, norm_cnn
 from tests.toys import Doubles, Even, Factor, Lanes, Looker, Square, StartLoss, Visits
 
 pytestmark = [
@@ -110,6 +114,16 @@ def test_cuda_equals_cpu_with_buffers_and_dropout(network: Callable[[], nn.Modul
 
 def test_cuda_equals_cpu_in_narrow_blocks() -> None:
     agree(federation(cohort=0), Scaffold(), 4, 1e-10, width=2)
+
+
+def test_a_cohort_that_does_not_fit_is_trained_in_the_largest_parts_that_do() -> None:
+    fed = federation(mlp(), sizes=(64,) * 12, cohort=0, shape=(784,), classes=10, local=Local(lr=0.05, batch=32))
+    whole, narrow = (Stacked(fed, device="cuda", precision="float64") for _ in range(2))
+    narrow.device_memory = 40 << 20
+    one, other = (rounds(fed, Scaffold(), engine, 3).params for engine in (whole, narrow))
+    assert whole.width > 12 > narrow.width > 1
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-10, atol=1e-10)
 
 
 def test_the_serial_engine_runs_on_cuda() -> None:
@@ -229,3 +243,80 @@ def test_stacked_is_twenty_times_faster_than_a_loop_over_clients() -> None:
     stacked = statistics.median(seconds(lambda: one_round(state, fed, chain, engine)) for _ in range(7))
     print(f"loop {1000 * loop:.1f} ms, stacked {1000 * stacked:.1f} ms, {loop / stacked:.0f} times faster")
     assert loop / stacked >= 20
+
+
+# -- several runs at once
+
+
+def cells(seeds: tuple[int, ...], make: Callable[[], nn.Module], **options: object) -> list[Federation]:
+    """Other models, samples and draws for each seed, with the same layers."""
+    made = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        module = make()
+        fed = federation(module, seed=seed, **options)  # type: ignore[arg-type]
+        made.append(replace(fed, network=Network(module, make.__name__)))
+    return made
+
+
+def in_company(feds: list[Federation], method: Method, counts: list[int], **options: object) -> list[Tree]:
+    def work(fed: Federation, count: int, seat: Seat | None) -> Tree:
+        engine = Stacked(fed, device="cuda", seat=seat, **options)  # type: ignore[arg-type]
+        return everything(rounds(fed, method, engine, count), engine)
+
+    works = [partial(work, fed, count) for fed, count in zip(feds, counts, strict=True)]
+    found = dict(side_by_side(works))
+    return [found[number] for number in range(len(feds))]
+
+
+def at_once_equals_alone(method: Method, counts: list[int], cohort: int, **options: object) -> None:
+    feds = cells(tuple(range(len(counts))), linear5, cohort=cohort)
+    several = in_company(feds, method, counts, precision="float64", **options)
+    for fed, count, got in zip(feds, counts, several, strict=True):
+        engine = Stacked(fed, device="cuda", precision="float64")
+        want = everything(rounds(fed, method, engine, count), engine)
+        assert got.keys() == want.keys()
+        for name, value in got.items():
+            torch.testing.assert_close(value, want[name], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("cohort", [0, 4], ids=["everybody, recorded", "another cohort each round"])
+@pytest.mark.parametrize("method", [FedAvg(), Scaffold() + FedAdam(lr=0.05), CHAINS[4], CHAINS[5]], ids=str)
+def test_runs_at_once_equal_runs_alone(method: Method, cohort: int) -> None:
+    at_once_equals_alone(method, [5, 2, 4], cohort)
+
+
+def test_compiled_runs_at_once_equal_runs_alone() -> None:
+    at_once_equals_alone(Scaffold(), [3, 3], 0, compile=True)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_the_same_company_gives_the_same_bits(precision: str) -> None:
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    feds = cells((1, 2), dropout_cnn, shape=(1, 6, 6), cohort=4, local=Local(lr=0.05, batch=4))
+    one, other = (in_company(feds, Scaffold(), [4, 4], precision=precision) for _ in range(2))
+    for mine, again in zip(one, other, strict=True):
+        assert all(torch.equal(mine[name], again[name]) for name in mine)
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == flags
+
+
+def test_samples_are_on_the_device_once() -> None:
+    fed = federation()
+    one, other = Stacked(fed, device="cuda"), Stacked(replace(fed, seed=9), device="cuda")
+    assert one.x.data_ptr() == other.x.data_ptr()
+    fed.x[0] += 1
+    assert torch.equal(Stacked(fed, device="cuda").x.cpu(), fed.x)
+
+
+def test_small_runs_at_once_take_far_less_time_than_one_after_another() -> None:
+    options = {"sizes": (600,) * 10, "cohort": 0, "shape": (784,), "classes": 10, "auxiliary": 0}
+    feds = cells(tuple(range(8)), mlp, local=Local(lr=0.05, batch=10), **options)
+
+    def one_after_another() -> None:
+        for fed in feds:
+            in_company([fed], FedAvg(), [20])
+
+    alone, several = seconds(one_after_another), seconds(lambda: in_company(feds, FedAvg(), [20] * 8))
+    print(f"8 runs one after another {alone:.2f} s, at once {several:.2f} s, {alone / several:.1f} times faster")
+    assert several < 0.6 * alone

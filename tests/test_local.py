@@ -51,6 +51,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"every": 0}, "local.every = 0: expected a whole number, 1 or above"),
     ({"gamma": 0.0}, "local.gamma = 0.0: expected a number above 0"),
     ({"gamma": math.inf}, "local.gamma = inf: expected a number above 0"),
+    ({"augment": "flip"}, "local.augment = 'flip': expected one of none, flip_crop; did you mean 'flip_crop'"),
     ({"schedule": "cosine"}, "local.horizon = None: expected a number of rounds"),
     ({"schedule": "linear", "horizon": 0}, "local.horizon = 0: expected a number of rounds"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,7 +26,14 @@ def test_a_round_takes_as_long_as_its_operations() -> None:
     once = Local(batch=4)
     assert round_seconds(fed, once, "cpu", 2) == 3 * 2 * 5 * 3 * 39 / (2 * 18e9)
     assert round_seconds(fed, replace(once, epochs=4), "cpu", 2) == 4 * round_seconds(fed, once, "cpu", 2)
-    assert round_seconds(fed, once, "cuda", 2) == 5 * 4e-4  # on a GPU, as its steps
+
+
+def test_on_a_gpu_steps_take_their_time_and_clipping_more() -> None:
+    fed = federation(nn.Linear(5, 3), sizes=(7, 12, 20), cohort=0)
+    plain, clipped = (round_seconds(fed, Local(batch=4, clip=clip), "cuda", 2) for clip in (None, 1.0))
+    assert plain == pytest.approx(5 * 2e-4, rel=1e-3)  # of the longest
+    steps, numbers = 2 + 3 + 5, 5 * 3 + 3
+    assert clipped - plain == pytest.approx(40 * 4 * numbers * steps / 3.5e12)
 
 
 def test_only_the_cohort_counts() -> None:

@@ -1,6 +1,8 @@
-"""Augmented copies of images: shifted, turned, sheared and zoomed, each by draws from the key that names the copy.
+"""Images changed at random, each by draws from a key.
 
-A copy is not stored. It is an image and a key, and is rendered when a batch is made: the same picture every time.
+`warp` makes augmented copies: shifted, turned, sheared and zoomed. A copy is not stored. It is an image and the key
+that names it, and is rendered when a batch is made: the same picture every time. `flip_crop` changes every image of a
+batch anew.
 """
 
 from __future__ import annotations
@@ -33,3 +35,20 @@ def warp(x: Tensor, keys: Tensor, *, shift: float, rotation: float, shear: float
     from_y = sin * slanted + cos * along + shift * height * down
     grid = torch.stack([from_x * (2 / width), from_y * (2 / height)], -1)  # the edges of the image are at -1 and 1
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def flip_crop(x: Tensor, key: Tensor, most: int = 4) -> Tensor:
+    """Images [B, C, H, W], one in two mirrored, and moved by up to `most` pixels along both axes; what comes in from
+    outside is 0, the mean of the data where they are normalised."""
+    count, _, height, width = x.shape
+    draw = random.draws(key, 3 * count).view(count, 3)  # an image's draws do not depend on how many there are
+    mirrored = draw[:, :1] < 0
+    moves = ((draw[:, 1:] >> 33) & 0x7FFFFFFF) % (2 * most + 1) - most
+    down, right = moves[:, :1], moves[:, 1:]
+    row = torch.arange(height, device=x.device) + down
+    column = torch.arange(width, device=x.device) + right
+    column = torch.where(mirrored, width - 1 - column, column)
+    inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
+    flat = row.clamp(0, height - 1)[:, :, None] * width + column.clamp(0, width - 1)[:, None, :]
+    moved = x.flatten(2).gather(2, flat.flatten(1)[:, None].expand(-1, x.shape[1], -1)).view_as(x)
+    return torch.where(inside[:, None], moved, 0)

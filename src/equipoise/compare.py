@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equipoise import runs
+from equipoise import company, runs
 from equipoise.baselines import CENTRALISED, LOCAL
 from equipoise.checkpoint import write_atomically
 from equipoise.config import Config, override
+from equipoise.engines.together import Seat, side_by_side
 from equipoise.errors import ConfigError
 from equipoise.folder import read_config
 from equipoise.metrics import interval
@@ -49,19 +51,26 @@ def cells(config: Config, changes: Mapping[str, Sequence[str]], seeds: int) -> l
     return made
 
 
-def carry_out(made: Sequence[Cell], out: Path, watch: runs.Watch) -> Iterator[tuple[Cell, Config, dict[str, Any]]]:
-    for cell in made:
-        for config in cell.configs:
-            yield cell, config, carry_on(config, cell.folder(out, config), watch)
+def carry_out(
+    made: Sequence[Cell], out: Path, watch: runs.Watch, most: Callable[[Config], int] = company.at_once
+) -> list[tuple[Cell, Config, dict[str, Any]]]:
+    """The results of all cells, in order; small runs that are alike go at once."""
+    todo = [(cell, config) for cell in made for config in cell.configs]
+    results: dict[int, dict[str, Any]] = {}
+    for group in company.groups([config for _, config in todo], most):
+        chosen = [todo[number] for number in group]
+        works = [partial(carry_on, config, cell.folder(out, config), watch) for cell, config in chosen]
+        results |= {group[place]: result for place, result in side_by_side(works)}
+    return [(*pair, results[number]) for number, pair in enumerate(todo)]
 
 
-def carry_on(config: Config, folder: Path, watch: runs.Watch) -> dict[str, Any]:
+def carry_on(config: Config, folder: Path, watch: runs.Watch, seat: Seat | None = None) -> dict[str, Any]:
     """Begin a run, or go on with what its folder has of it."""
     if not (folder / "config.json").exists():
-        return runs.run(config, folder, watch)
+        return runs.run(config, folder, watch, seat)
     if read_config(folder) != config.to_dict():
         raise ConfigError(f"{folder} holds a run of another config: choose another --out, or remove it")
-    return runs.resume(folder, watch)
+    return runs.resume(folder, watch, seat)
 
 
 def summary(results: Sequence[tuple[Cell, Config, dict[str, Any]]]) -> list[dict[str, Any]]:

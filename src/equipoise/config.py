@@ -139,6 +139,7 @@ class LocalTable(Table):
     every: Count = Local.every
     horizon: Count | None = Local.horizon  # all rounds when not given
     weighting: Literal["size", "uniform"] = Local.weighting
+    augment: Literal["none", "flip_crop"] = Local.augment
 
     @model_validator(mode="after")
     def _agree(self) -> LocalTable:

@@ -50,6 +50,13 @@ class Federation:
     counts: Tensor | None = field(default=None, repr=False)  # of each class, where the samples are elsewhere
     columns: tuple[str, ...] = field(default=(), repr=False)  # of a table: what the features are called
 
+    def __post_init__(self) -> None:
+        if self.local.augment != "none" and self.x.dim() != 4:
+            raise ConfigError(
+                f"local.augment = {self.local.augment!r}: it moves images, and these samples have shape"
+                f" {tuple(self.x.shape[1:])}; expected none"
+            )
+
     @property
     def clients(self) -> int:
         return len(self.offsets) - 1

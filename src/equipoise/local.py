@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise import random, tree
+from equipoise import augment, random, tree
 from equipoise.errors import ConfigError, nearest
 from equipoise.network import Context, Network
 from equipoise.tree import Tree
@@ -42,6 +42,7 @@ class Local:
     every: int = 1  # ... once in so many rounds
     horizon: int | None = None  # cosine, linear: the round at which the rate reaches zero
     weighting: Literal["size", "uniform"] = "size"
+    augment: Literal["none", "flip_crop"] = "none"  # images mirrored and moved by up to 4 pixels, anew in every step
     prox: float = 0.0  # set by methods that pull towards the start (FedProx), read by those that must know (FedNova)
 
     def __post_init__(self) -> None:
@@ -53,9 +54,10 @@ class Local:
             "optimiser": ("sgd", "adam"),
             "schedule": ("constant", "step", "cosine", "linear"),
             "weighting": ("size", "uniform"),
+            "augment": ("none", "flip_crop"),
         }.items():
-            value = getattr(self, field)
-            need(value in choices, field, f"one of {', '.join(choices)}; {nearest(value, choices)}")
+            if (value := getattr(self, field)) not in choices:
+                need(False, field, f"one of {', '.join(choices)}; {nearest(value, choices)}")
 
         def number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
             """Within [low, high), and finite."""
@@ -130,6 +132,13 @@ def schedule(local: Local, key: Tensor, n: Tensor, size: Tensor, most: int, widt
     flat = torch.where(real, flat, 0)
     positions = orders.flatten(-2).gather(-1, flat.flatten(-2)).view(flat.shape)
     return Schedule(torch.where(real, positions, 0), counts)
+
+
+def log_likelihood(logits: Tensor, y: Tensor) -> Tensor:
+    """The logarithm of the probability of each sample's own class."""
+    # Not by `gather`: its gradient is two dozen kernels on CUDA, where it must be deterministic.
+    own = y[:, None] == torch.arange(logits.shape[-1], device=y.device)
+    return torch.where(own, logits.log_softmax(-1), 0).sum(-1)
 
 
 class Task(NamedTuple):
@@ -255,7 +264,10 @@ def step(task: Task, visit: Visit, carry: Carry, batch: Batch, index: Tensor, ra
     chain, network, local, autocast = task
     mask = torch.arange(len(batch.y), device=batch.y.device) < batch.real
     env = environment(task, visit, carry, index, mask, batch.copies)
-    x, y = chain.batch(batch.x, batch.y, env)
+    x = batch.x
+    if local.augment == "flip_crop":
+        x = augment.flip_crop(x, random.fold(random.fold(visit.key, random.FLIP), index))
+    x, y = chain.batch(x, batch.y, env)
     context = Context(mask, random.fold(random.fold(visit.key, random.DROPOUT), index), True)
 
     def objective(params: Tree) -> tuple[Tensor, Tree]:

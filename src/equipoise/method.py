@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise.errors import ConfigError
-from equipoise.local import Data, Env, Local
+from equipoise.local import Data, Env, Local, log_likelihood
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Method:
 
     def loss(self, logits: Tensor, y: Tensor, env: Env) -> Tensor:
         """One loss per sample. At most one method of a chain replaces the cross entropy."""
-        return -logits.log_softmax(-1).gather(-1, y[:, None])[:, 0]
+        return -log_likelihood(logits, y)
 
     def losses(self, losses: Tensor, logits: Tensor, y: Tensor, env: Env) -> Tensor:
         return losses
@@ -189,9 +190,7 @@ class Chain(Method):
             m.check(fed, chain)
 
     def local(self, settings: Local) -> Local:
-        for m in self.methods:
-            settings = m.local(settings)
-        return settings
+        return _settings(self.methods, settings)
 
     def init(self, turn: Turn) -> Tree:
         slots: Tree = {}
@@ -298,6 +297,14 @@ class Chain(Method):
                 msg=env.msg.get(name, {}), memory=env.memory.get(name, {}), note=env.note.get(name, {})
             )
             yield m, own
+
+
+@lru_cache(maxsize=256)
+def _settings(methods: tuple[Method, ...], settings: Local) -> Local:
+    """The settings of local training after every method: asked for in every round, and always the same."""
+    for m in methods:
+        settings = m.local(settings)
+    return settings
 
 
 def chain(method: Method) -> Chain:

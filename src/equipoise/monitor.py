@@ -59,8 +59,8 @@ def last_layer(fed: Federation) -> str:
 def moves(turn: Turn, local: Local) -> Tensor:
     """Delta[p, row, column]: how a copy of the model moves its last layer when it trains on class p alone."""
     if turn.engine not in _inside:
-        place, precision = str(turn.engine.device), turn.engine.precision
-        _inside[turn.engine] = Stacked(_classes_as_clients(turn), device=place, precision=precision)
+        place, precision, seat = str(turn.engine.device), turn.engine.precision, turn.engine.seat
+        _inside[turn.engine] = Stacked(_classes_as_clients(turn), device=place, precision=precision, seat=seat)
     inside = turn._replace(engine=_inside[turn.engine])
     rows = inside.train(_Copy(last_layer(turn.fed)), local, turn.state.round).rows
     delta: Tensor = rows["values"]["move"]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise import metrics
+from equipoise.local import log_likelihood
 from equipoise.tree import Tree
 
 
@@ -51,7 +52,7 @@ class KeptCounts(ClassCounts):
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    return -outputs.log_softmax(-1).gather(-1, y[:, None])[:, 0]
+    return -log_likelihood(outputs, y)
 
 
 @dataclass(frozen=True)

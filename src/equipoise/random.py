@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # What a draw is for, so that no two uses share a stream.
-INIT, SELECT, TRAIN, ORDER, DROPOUT, RESAMPLE, AUGMENT, SPLIT = range(1, 9)
+INIT, SELECT, TRAIN, ORDER, DROPOUT, RESAMPLE, AUGMENT, SPLIT, FLIP = range(1, 10)
 SERVER = -1  # the server's place among the client numbers
 
 
@@ -53,8 +53,12 @@ def fold(key: Tensor, word: Tensor | int) -> Tensor:
 
 def bits(seed: int, *words: Tensor | int, device: torch.device | str | None = None) -> Tensor:
     """64 random bits (as int64) for a seed and any words that say what they are for."""
-    key = torch.tensor(_signed(int(seed)), dtype=torch.int64, device=device)
-    for word in words:
+    first = next((at for at, word in enumerate(words) if isinstance(word, Tensor)), len(words))
+    number = _signed(int(seed))
+    for word in words[:first]:
+        number = _mix_number(number + _GOLDEN + _mix_number(int(word) ^ _SECOND))
+    key = torch.tensor(number, dtype=torch.int64, device=device)
+    for word in words[first:]:
         key = fold(key, word)
     return key
 

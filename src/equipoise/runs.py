@@ -19,6 +19,7 @@ from equipoise.baselines import CENTRALISED, LOCAL, alone, centralised
 from equipoise.config import SITES, Config
 from equipoise.data.files import data_root
 from equipoise.engines import Engine, Serial, Stacked, pace
+from equipoise.engines.together import Seat
 from equipoise.errors import CheckpointError, ConfigError, nearest
 from equipoise.evaluation import across_clients
 from equipoise.experiment import Record, Settings, Snapshot, Step, Training
@@ -95,14 +96,18 @@ def label(name: int | str, classes: tuple[str, ...]) -> int:
     raise ConfigError(f"data.minority: there is no class {name!r}; {nearest(name, classes)}")
 
 
-def execution_plan(config: Config, fed: Federation) -> dict[str, Any]:
-    """How a run is carried out: what must be the same for a resumed run to end in the same bits."""
-    train = config.train
-    device = train.device
+def device_of(config: Config) -> str:
+    device = config.train.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"train.device = {device!r}: torch finds no CUDA device here; expected cpu or auto")
+    return device
+
+
+def execution_plan(config: Config, fed: Federation, seat: Seat | None = None) -> dict[str, Any]:
+    """How a run is carried out: what must be the same for a resumed run to end in the same bits."""
+    train, device = config.train, device_of(config)
     threads = train.threads or torch.get_num_threads()
     return {
         "engine": train.engine,
@@ -113,6 +118,7 @@ def execution_plan(config: Config, fed: Federation) -> dict[str, Any]:
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
         "block": train.block,
+        "together": 1 if seat is None else seat.runs,
     }
 
 
@@ -138,31 +144,32 @@ def _prepare_torch(plan: dict[str, Any]) -> None:
     if plan["device"].startswith("cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs a kernel for each tensor
         fast = plan["precision"] in ("tf32", "bf16")
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
 
 
-def make_engine(plan: dict[str, Any], fed: Federation, memory_gib: float) -> Engine:
+def make_engine(plan: dict[str, Any], fed: Federation, memory_gib: float, seat: Seat | None = None) -> Engine:
     options = {"device": plan["device"], "precision": plan["precision"], "memory_gib": memory_gib}
     if plan["engine"] == "serial":
         return Serial(fed, **options)
-    return Stacked(fed, width=plan.get("block"), compile_from=plan["compile_from"], **options)
+    return Stacked(fed, width=plan.get("block"), compile_from=plan["compile_from"], seat=seat, **options)
 
 
-def run(config: Config, out: Path, watch: Watch = Watch()) -> Record:
-    """Carry out a config in a new folder; gives the content of its result.json."""
+def run(config: Config, out: Path, watch: Watch = Watch(), seat: Seat | None = None) -> Record:
+    """Carry out a config in a new folder; gives the content of its result.json. `seat`: among runs at once."""
     if config.method not in (CENTRALISED, LOCAL):
         parse_method(config.method)
     fed = federate(config)
-    plan = execution_plan(config, fed)
+    plan = execution_plan(config, fed, seat)
     warn(fed, watch)
     with RunFolder.create(out, config.to_dict()) as folder:
         folder.write("federation", describe(fed))
         folder.write("plan", plan | {"equipoise": __version__})
-        return carry_out(config, fed, _ready(plan, config, fed), folder, watch)
+        return carry_out(config, fed, _ready(plan, config, fed, seat), folder, watch)
 
 
-def resume(path: Path, watch: Watch = Watch()) -> Record:
+def resume(path: Path, watch: Watch = Watch(), seat: Seat | None = None) -> Record:
     """Go on with a run that was cut off; one that is finished gives its result again."""
     with RunFolder.open(path) as folder:
         result = folder.read("result")
@@ -171,19 +178,20 @@ def resume(path: Path, watch: Watch = Watch()) -> Record:
             return result
         config = Config.from_dict(folder.config)
         fed = federate(config)
-        plan = folder.read("plan") or execution_plan(config, fed)
+        now = execution_plan(config, fed, seat)
+        plan = {"together": 1} | (folder.read("plan") or now)
+        looked_at = ("torch", "machine", "together")
+        changed = [f"{key} {plan[key]} is now {now[key]}" for key in looked_at if plan[key] != now[key]]
         folder.write("federation", describe(fed))
-        folder.write("plan", plan)
-        now = execution_plan(config, fed)
-        changed = [f"{key} {plan[key]} is now {now[key]}" for key in ("torch", "machine") if plan[key] != now[key]]
+        folder.write("plan", plan | {"together": now["together"]})
         if changed:
             watch.say(f"{'; '.join(changed)}: the result agrees with the uncut run to tolerance, not bit by bit")
-        return carry_out(config, fed, _ready(plan, config, fed), folder, watch)
+        return carry_out(config, fed, _ready(plan, config, fed, seat), folder, watch)
 
 
-def _ready(plan: dict[str, Any], config: Config, fed: Federation) -> Engine:
+def _ready(plan: dict[str, Any], config: Config, fed: Federation, seat: Seat | None) -> Engine:
     _prepare_torch(plan)
-    return make_engine(plan, fed, config.train.memory_gib)
+    return make_engine(plan, fed, config.train.memory_gib, seat)
 
 
 def carry_out(config: Config, fed: Federation, engine: Engine, folder: RunFolder, watch: Watch) -> Record:

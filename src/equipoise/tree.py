@@ -27,11 +27,17 @@ def map(fn: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
+    found: list[Tensor] = []  # several times as fast as generators in one another
+    _collect(tree, found)
+    return iter(found)
+
+
+def _collect(tree: Tree, found: list[Tensor]) -> None:
     for value in tree.values():
         if isinstance(value, dict):
-            yield from leaves(value)
+            _collect(value, found)
         else:
-            yield value
+            found.append(value)
 
 
 def add(a: Tree, b: Tree) -> Tree:

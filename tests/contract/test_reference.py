@@ -172,6 +172,17 @@ def test_batch_norm_and_dropout_equal_a_plain_loop(network: Callable[[], nn.Modu
 
 
 @pytest.mark.parametrize("engine", [Stacked, Serial])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "astraea"])
+def test_mirrored_and_moved_images_equal_a_plain_loop(name: str, engine: type) -> None:
+    torch.manual_seed(2)
+    module = dropout_cnn()
+    fed = image_federation(module)
+    fed = replace(fed, local=replace(fed.local, augment="flip_crop"))
+    method, reference = CASES[name]
+    agree(run(engine, fed, method), reference(fed, given_dropout(module), ROUNDS, fed.local), 1e-9)
+
+
+@pytest.mark.parametrize("engine", [Stacked, Serial])
 def test_resnet18_equals_a_plain_loop(engine: type) -> None:
     torch.manual_seed(6)
     # Smaller images leave the last batch norms two or three values each: rounding errors then grow beyond all bounds.

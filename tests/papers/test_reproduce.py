@@ -106,10 +106,10 @@ def test_a_run_that_fails_does_not_keep_the_others(
     first, _ = tables
     carry_on = carry.carry_on
 
-    def fail(config: object, folder: Path, watch: Watch) -> object:
+    def fail(config: object, folder: Path, watch: Watch, seat: object) -> object:
         if "prox" in str(folder):
             raise TrainingError("not a number")
-        return carry_on(config, folder, watch)  # type: ignore[arg-type]
+        return carry_on(config, folder, watch, seat)  # type: ignore[arg-type]
 
     monkeypatch.setattr(carry, "carry_on", fail)
     jobs = plan(first, first.cells()[:1], ["prox", "fedavg"], seeds=1)

@@ -71,6 +71,22 @@ def optimiser(local: Local, module: nn.Module, round: int) -> torch.optim.Optimi
     )
 
 
+def flipped(image: Tensor, key: Tensor, place: int, most: int = 4) -> Tensor:
+    """The image at that place of a batch, mirrored one time in two, then moved, pixel by pixel."""
+    mirror, *moves = (int(random.fold(key, 3 * place + i)) for i in range(3))
+    down, right = (((move >> 33) % (1 << 31)) % (2 * most + 1) - most for move in moves)
+    _, height, width = image.shape
+    result = torch.zeros_like(image)
+    for i in range(height):
+        for j in range(width):
+            row, column = i + down, j + right
+            if mirror < 0:
+                column = width - 1 - column
+            if 0 <= row < height and 0 <= column < width:
+                result[:, i, j] = image[:, row, column]
+    return result
+
+
 def train_client(
     module: nn.Module,
     fed: Federation,
@@ -90,8 +106,12 @@ def train_client(
         for layer in module.modules():
             if isinstance(layer, GivenDropout):
                 layer.key = random.fold(key, taken)
+        x = fed.x[rows].double()
+        if local.augment == "flip_crop":
+            moving = random.fold(random.bits(fed.seed, random.TRAIN, round, wave, client), random.FLIP)
+            x = torch.stack([flipped(image, random.fold(moving, taken), i) for i, image in enumerate(x)])
         step.zero_grad()
-        loss(module(fed.x[rows].double()), fed.y[rows]).backward()
+        loss(module(x), fed.y[rows]).backward()
         if correct is not None:
             correct(module)
         if local.clip is not None:

@@ -17,7 +17,7 @@ from equipoise import random, tree
 from equipoise.engines.memory import GIB, Memories
 from equipoise.engines.precision import arithmetic, checked
 from equipoise.engines.sums import Part, Result, Sums, Total, summed
-from equipoise.engines.transfer import there
+from equipoise.engines.transfer import shared_copy, there
 from equipoise.errors import ConfigError, TrainingError
 from equipoise.local import Data, Local, Task, Visit
 from equipoise.network import Context
@@ -25,6 +25,7 @@ from equipoise.questions import Question
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
+    from equipoise.engines.together import Seat
     from equipoise.federation import Federation, Split
     from equipoise.method import Chain, Method
     from equipoise.server import State, Turn
@@ -49,6 +50,13 @@ class Store(NamedTuple):
     def features(self, x: Tensor) -> Tensor:
         return (x.to(self.shift.dtype) + self.shift) * self.factor
 
+    def all_data(self, first: Tensor, n: Tensor, most: int) -> Data:
+        """All samples of some clients, padded to `most` with each client's first; `first` is where its rows begin."""
+        place = torch.arange(most, device=n.device)
+        mask = place < n[:, None]
+        x, y, _ = self.look_up(first[:, None] + torch.where(mask, place, 0))
+        return Data(x, y, mask, self.features)
+
 
 def take(parts: Any, index: Tensor | slice | int, dims: Any = None) -> Any:
     """The given clients of a named tuple of stacked trees and tensors; `dims` has None where a part is shared."""
@@ -71,6 +79,7 @@ class Engine:
     """A simulation of the clients on this machine. Subclasses say how some of them train: `visit`."""
 
     holds_out = False  # do the clients hold samples apart, on which `score` can be answered?
+    seat: Seat | None = None  # of a run that is carried out together with others
 
     def __init__(
         self, fed: Federation, *, device: str = "cpu", precision: str = "float32", memory_gib: float = 8.0
@@ -79,7 +88,7 @@ class Engine:
         self.device, self.dtype = checked(device, precision)
         self.autocast = self.device.type if precision == "bf16" else None
         self.memory_limit = int(memory_gib * GIB)
-        self.x, self.y = fed.x.to(self.device), fed.y.to(self.device)
+        self.x, self.y = shared_copy(fed.x, self.device), shared_copy(fed.y, self.device)
         self.offsets, self.indices = fed.offsets, fed.indices.to(self.device)
         self.copies: Tensor | None = None
         self.scale = fed.scale(self.device, self.dtype)
@@ -131,13 +140,12 @@ class Engine:
         total = Total(state, self.device, self.dtype)
         shared = chain.broadcast(state.slots)
         self._check_lanes(plan, chain)
-        with arithmetic(self.device, self.precision):
-            for lanes in self._blocks(plan, local):
-                if len(plan) == 1 and not chain.having("rows"):
-                    self._train_summed(task, state, plan[0, lanes], shared, total)
-                else:
-                    self._train_lanes(task, state, plan[:, lanes], shared, total, turn)
-        self.doubtful += [(state.round, ids, finite.clone()) for ids, finite in total.finite]
+        for lanes in self._blocks(plan, local):
+            if len(plan) == 1 and not chain.having("rows"):
+                self._train_summed(task, state, plan[0, lanes], shared, total)
+            else:
+                self._train_lanes(task, state, plan[:, lanes], shared, total, turn)
+        self.doubtful += [(state.round, ids, finite) for ids, finite in total.finite]
         if self.device.type == "cpu" or len(self.doubtful) > 256:
             self.settle()
         return total.close()
@@ -188,7 +196,7 @@ class Engine:
         """The totals of a question over samples that are held apart from training."""
         assert split is not None, "a simulation holds its own samples apart"
         if split not in self.held:
-            self.held[split] = split.x.to(self.device), split.y.to(self.device)
+            self.held[split] = shared_copy(split.x, self.device), shared_copy(split.y, self.device)
         x, y = self.held[split]
         outputs = self.outputs(params, buffers, x)
         return question.measure(outputs, y, torch.ones_like(y, dtype=torch.bool))
@@ -229,17 +237,12 @@ class Engine:
     def features(self, x: Tensor) -> Tensor:
         return self.store.features(x)
 
-    def all_data(self, first: Tensor, n: Tensor, most: int) -> Data:
-        """All samples of some clients, padded to `most` with each client's first; `first` is where its rows begin."""
-        place = torch.arange(most, device=self.device)
-        mask = place < n[:, None]
-        x, y, _ = self.store.look_up(first[:, None] + torch.where(mask, place, 0))
-        return Data(x, y, mask, self.features)
-
     # -- how it is done ----------------------------------------------------------------------------------------------
     def _check_lanes(self, plan: Tensor, chain: Chain) -> None:
         """Lanes train beside each other: of one client's memory in two of them, one change would be lost."""
         keeping = [m.name for m in chain if m.name in self.memory.methods and not self.memory.methods[m.name].empty]
+        if len(plan) == 1 and len(torch.unique(plan)) == plan.shape[1]:
+            return
         seen = plan >= 0
         if not keeping or not bool(seen.any()):
             return
@@ -255,8 +258,12 @@ class Engine:
 
     def _blocks(self, plan: Tensor, local: Local) -> Iterator[Tensor]:
         """Lanes that train together: alike in batch size and in steps, so that the short do not wait for the long."""
-        seen = plan >= 0
+        seen, width = plan >= 0, self.width
         n = torch.where(seen, self.sizes(plan.clamp(min=0)), 0)
+        if 0 < int(n.min()) == int(n.max()):  # all alike: no need to look closer
+            for low in range(0, plan.shape[1], width):
+                yield torch.arange(low, min(low + width, plan.shape[1]))
+            return
         batch, steps = local.batches(n)
         size: list[int] = torch.where(seen, torch.minimum(batch, n), 0).amax(0).tolist()
         work: list[int] = torch.where(seen, steps, 0).sum(0).tolist()
@@ -264,7 +271,6 @@ class Engine:
         block: list[int] = []
         # On a GPU a few tiny clients in a large block cost nothing, and a block of their own does.
         apart = self.device.type == "cpu" or local.steps_per_epoch is not None or local.batch == "full"
-        width = self.width
         for lane in sorted(lanes, key=lambda lane: (-size[lane], -work[lane], lane)):
             if block and (len(block) == width or (apart and 2 * size[lane] < size[block[0]])):
                 yield torch.tensor(block)
@@ -276,16 +282,20 @@ class Engine:
     def prepare(self, task: Task, ids: Tensor, round: int, wave: int, start: Tree, shared: Tree, own: Tree) -> Visit:
         """What each of these clients is given at the beginning of its visit."""
         n, device = self.sizes(ids), self.device
+        key = random.bits(self.fed.seed, random.TRAIN, round, wave, ids)
+        numbers = there(
+            torch.stack([n, task.local.batches(n)[1], key]), device
+        )  # one copy, since each takes its time
         return Visit(
             start=start,
             shared=shared,
             own=tree.to(own, device),
             memory=self.memory.get(ids, (m.name for m in task.chain)),
             note={},
-            n=there(n, device),
-            steps=there(task.local.batches(n)[1], device),
+            n=numbers[0],
+            steps=numbers[1],
             weight=torch.ones(len(ids), dtype=self.dtype, device=device),
-            key=there(random.bits(self.fed.seed, random.TRAIN, round, wave, ids), device),
+            key=numbers[2],
             lr=torch.full((), task.local.rate(round), dtype=self.dtype, device=device),
         )
 
@@ -296,7 +306,7 @@ class Engine:
         part = self.visit_summed(task, visit, state.buffers, ids)
         self.memory.put(ids, part.memory)
         total.part(part.sums, len(ids), int(self.sizes(ids).sum()))
-        total.finite.append((ids, part.finite))
+        total.finite.append((ids, part.finite.clone()))
         total.moved_bytes(visit, part.sums["upload"], len(ids))
 
     def _train_lanes(self, task: Task, state: State, plan: Tensor, shared: Tree, total: Total, turn: Turn) -> None:
@@ -344,7 +354,7 @@ class Engine:
         """What some clients answer, the largest of them having `most` samples, and what they keep."""
         totals: Tree = {}
         if question.needs_data:
-            x, y, mask, _ = self.all_data(inputs["first"], inputs["n"], most)
+            x, y, mask, _ = self.store.all_data(inputs["first"], inputs["n"], most)
             model = inputs["params"], inputs["buffers"]
             outputs = self.outputs(*model, x.flatten(0, 1)) if question.needs_model else y.flatten()[:, None]
             totals = torch.vmap(question.measure)(outputs.view(*y.shape, -1), y, mask)

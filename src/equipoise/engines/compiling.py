@@ -1,4 +1,4 @@
-"""Compiled steps, kept as long as the process lives: a second run of the same kind does not compile again."""
+"""What is compiled is kept as long as the process lives: a second run of the same kind does not compile again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 
 from equipoise.local import Task
 
-_STEPS: dict[Any, Callable[..., Any]] = {}
+_COMPILED: dict[Any, Callable[..., Any]] = {}
 
 
-def compiled(step: Callable[..., Any], task: Task, backend: str) -> Callable[..., Any]:
-    """`step` for a task, compiled; for the first task of its kind. Parameters and data are inputs, so that tasks with
-    the same methods, settings and layers share one program."""
-    key = (task.chain, task.local, task.autocast, task.network.kind, backend)
-    if key not in _STEPS:
-        # Each shape of each task is a program of its own, by intention.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 1024)
-        torch._dynamo.config.accumulated_recompile_limit = max(torch._dynamo.config.accumulated_recompile_limit, 4096)
-        _STEPS[key] = torch.compile(partial(step, task), dynamic=False, fullgraph=True, backend=backend)
-    return _STEPS[key]
+def compiled(function: Callable[..., Any], task: Task, backend: str) -> Callable[..., Any]:
+    """A function of a task, compiled; for the first task of its kind. Parameters and data are inputs, so that tasks
+    with the same methods, settings and layers share one program."""
+    key = (function.__name__, task.chain, task.local, task.autocast, task.network.kind, backend)
+    # Each shape of each task is a program of its own, by intention. Every thread has settings of its own.
+    limits = torch._dynamo.config
+    if limits.recompile_limit < 1024 or limits.accumulated_recompile_limit < 4096:
+        limits.recompile_limit, limits.accumulated_recompile_limit = 1024, 4096
+    if key not in _COMPILED:
+        _COMPILED[key] = torch.compile(partial(function, task), dynamic=False, fullgraph=True, backend=backend)
+    return _COMPILED[key]

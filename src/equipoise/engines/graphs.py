@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise import tree
 from equipoise.tree import Tree
@@ -18,37 +19,55 @@ Program = Callable[[Tree], Any]
 
 
 class Graphs:
-    """Programs by signature. One that comes a second time is recorded; the least recently used are forgotten."""
+    """Programs by signature, recorded when they come a second time, or at once; the least recently used are
+    forgotten."""
 
-    def __init__(self, device: torch.device, most: int = 8) -> None:
+    def __init__(self, device: torch.device, most: int = 64) -> None:
         self.device, self.most = device, most
-        self.seen: set[int] = set()  # hashes, since ragged cohorts hardly ever come a second time
+        self.seen: set[int] = set()  # hashes, since some hardly ever come a second time
         self.recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
 
-    def run(self, signature: Hashable, program: Program, inputs: Tree) -> Any:
+    def run(self, signature: Hashable, program: Program, inputs: Tree, at_once: bool = False) -> Any:
         """What the program makes of the inputs. It may be overwritten by the next run: use it up, or copy it."""
         if self.device.type != "cuda":
             return program(inputs)
-        if (mark := hash(signature)) not in self.seen:
-            self.seen.add(mark)
-            return program(inputs)
         if signature not in self.recorded:
+            if (mark := hash(signature)) not in self.seen:
+                self.seen.add(mark)
+                result = program(inputs)  # also what a recording needs: whatever is made only once is made here
+                if not at_once:
+                    return result
             if len(self.recorded) == self.most:
                 self.recorded.popitem(last=False)
-            self.recorded[signature] = _Recorded(program, inputs)
+            self.recorded[signature] = _Recorded(program, tree.map(self._kept, inputs))
         self.recorded.move_to_end(signature)
         return self.recorded[signature](inputs)
+
+    def _kept(self, leaf: Tensor) -> Tensor:
+        """Where a recorded program reads an input: where another one writes it, so that it need not be moved."""
+        where = leaf.untyped_storage().data_ptr()
+        return leaf if any(where in recorded.writes for recorded in self.recorded.values()) else leaf.clone()
 
 
 class _Recorded:
     def __init__(self, program: Program, inputs: Tree) -> None:
-        self.inputs = tree.map(torch.clone, inputs)
+        self.places = list(tree.leaves(inputs))
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.outputs = program(self.inputs)
+            self.outputs = program(inputs)
+        self.writes = {leaf.untyped_storage().data_ptr() for leaf in _tensors(self.outputs)}
 
     def __call__(self, inputs: Tree) -> Any:
-        for mine, new in zip(tree.leaves(self.inputs), tree.leaves(inputs), strict=True):
-            mine.copy_(new)
+        pairs = zip(self.places, tree.leaves(inputs), strict=True)
+        moved = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr() or a.stride() != b.stride()]
+        if moved:
+            torch._foreach_copy_([mine for mine, _ in moved], [new for _, new in moved])
         self.graph.replay()
         return self.outputs
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    inner = found.values() if isinstance(found, dict) else found
+    return [tensor for part in inner for tensor in _tensors(part)]

@@ -12,14 +12,18 @@ from equipoise.local import Local
 from equipoise.network import Context
 
 SWITCH = 3  # the round that is the first to be compiled: until then a run has shown that it works
-SAVED = 0.3  # the share of a round that a compiled program saves, at least, where it was measured
-# What was measured without compiling: operations per second of a core, and of a GPU; seconds of a step on a GPU.
-CORE, GPU, STEP = 18e9, 20e12, 4e-4
+# What was measured without compiling: the share of a round that a compiled program saves, at least, on CPU and GPU;
+# operations per second of a core, and of a GPU; and on a GPU seconds of a step, bytes per second, how many times a
+# step goes over the parameters, and how many more if it clips.
+SAVED, SAVED_GPU = 0.3, 0.5
+CORE, GPU = 18e9, 20e12
+STEP, BYTES, PASSES, CLIPPING = 2e-4, 3.5e12, 12, 40
 
 
 def compile_from(fed: Federation, local: Local, rounds: int, device: str, threads: int) -> int | None:
     """The round from which on to compile; None where the run is too short for it."""
-    worth = SAVED * round_seconds(fed, local, device, threads) * (rounds - SWITCH)
+    saved = SAVED_GPU if device.startswith("cuda") else SAVED
+    worth = saved * round_seconds(fed, local, device, threads) * (rounds - SWITCH)
     return SWITCH if worth > _cost(fed, device) else None
 
 
@@ -29,7 +33,10 @@ def round_seconds(fed: Federation, local: Local, device: str, threads: int) -> f
     n = fed.offsets[cohort + 1] - fed.offsets[cohort]
     operations = 3.0 * _operations(fed) * int(n.sum()) * local.epochs  # forward, and backward twice as much
     if device.startswith("cuda"):
-        return max(operations / GPU, STEP * int(local.batches(n)[1].max()))
+        steps = local.batches(n)[1]
+        passes = PASSES + (CLIPPING if local.clip else 0)
+        moved = passes * tree.nbytes(fed.network.params) * int(steps.sum())
+        return STEP * int(steps.max()) + moved / BYTES + operations / GPU
     return operations / (CORE * threads)
 
 
@@ -45,4 +52,4 @@ def _operations(fed: Federation) -> int:
 def _cost(fed: Federation, device: str) -> float:
     """Seconds that compiling takes: more for more layers."""
     tensors = sum(1 for _ in tree.leaves(fed.network.params))
-    return 5 + 0.5 * tensors if device.startswith("cuda") else 6 + 1.0 * tensors
+    return 10 + 0.5 * tensors if device.startswith("cuda") else 6 + 1.0 * tensors

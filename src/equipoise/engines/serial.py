@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise import local as L
 from equipoise import tree
 from equipoise.engines.base import Engine, client_axes, take
+from equipoise.engines.precision import arithmetic
 from equipoise.engines.sums import Result
 from equipoise.errors import EquipoiseError, TrainingError
 from equipoise.local import Batch, Carry, Data, Task, Visit
@@ -23,7 +24,8 @@ class Serial(Engine):
         """`ids` holds a single client here, because `width` is 1."""
         alone = take(visit, 0, client_axes(shared_start))
         try:
-            result = self._visit(task, alone, tree.rows(buffers, 0), ids)
+            with arithmetic(self.device, self.precision):
+                result = self._visit(task, alone, tree.rows(buffers, 0), ids)
         except EquipoiseError:
             raise
         except Exception as error:
@@ -36,7 +38,7 @@ class Serial(Engine):
         carry = Carry(visit.start, buffers, L.optimiser_state(task.local, visit.start))
         data = None
         if any(m.needs_data for m in task.chain):
-            x, y, mask, features = self.all_data(self.offsets[ids].to(self.device), visit.n[None], int(visit.n))
+            x, y, mask, features = self.store.all_data(self.offsets[ids].to(self.device), visit.n[None], int(visit.n))
             data = Data(x[0], y[0], mask[0], features)
         weight, plain, note = L.arrive(task, visit, carry, data)
         visit = visit._replace(weight=weight, note=note)

@@ -1,12 +1,14 @@
 """The stacked engine: all clients of a wave trained at once, by vmap over the code of one client.
 
+A visit is three programs: `_begin` (before the first step), `_advance` (some steps) and `_end` (what comes back).
 Clients are sorted by their number of steps; as soon as the shortest have finished, the stack shrinks, so that they do
-not pay for the long ones. Programs that are compiled or recorded want few shapes: there the stack of a drawn cohort
-shrinks as that of any cohort would, and a client that has finished stands still in it.
+not pay for the long ones. Programs that are compiled or recorded want few shapes: there the stack is only
+ever halved, and a client that has finished stands still in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +20,8 @@ from equipoise import tree
 from equipoise.engines.base import Engine, Store, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
-from equipoise.engines.profile import Profile, envelope
+from equipoise.engines.parts import few, parts, room
+from equipoise.engines.precision import arithmetic
 from equipoise.engines.sums import Part, Result, Sums, summed
 from equipoise.engines.transfer import there
 from equipoise.errors import TrainingError
@@ -28,16 +31,32 @@ from equipoise.questions import Question
 from equipoise.tree import Tree
 
 if TYPE_CHECKING:
+    from equipoise.engines.together import Seat
     from equipoise.server import State, Turn
+
+KEPT = ("buffers", "first", "runs")  # inputs of a visit that are not part of it, and are read when it ends
 
 
 class Shapes(NamedTuple):
-    """What fixes the shapes of a program, beside those of its inputs."""
+    """What fixes the shapes of a visit's programs, beside those of their inputs."""
 
-    profile: Profile
+    most: int  # samples of a client
     width: int  # of a batch
+    steps: int
     axes: Any  # of a visit, as vmap wants them told
     summed: bool  # give sums, or one row per client?
+
+
+class Call(NamedTuple):
+    """A visit of some clients, to be carried out."""
+
+    engine: Stacked
+    task: Task
+    visit: Visit
+    buffers: Tree  # one row per client, or if `summed` those that all begin with
+    ids: Tensor
+    shared_start: bool
+    summed: bool
 
 
 class Stacked(Engine):
@@ -48,54 +67,101 @@ class Stacked(Engine):
         width: int | None = None,
         compile: bool | str = False,
         compile_from: int | None = None,
+        seat: Seat | None = None,
         **options: Any,
     ) -> None:
-        """`compile`: with inductor, or with the backend of that name; from the first round or from a later one on."""
+        """`compile`: with inductor, or with the backend of that name; from the first round or from a later one on.
+        `seat`: of a run that is carried out together with others."""
         super().__init__(fed, **options)
+        self.seat = seat
         self.given_width = width
+        self.planned: dict[tuple[Chain, Local], int] = {}
+        self.device_memory = 0
+        if self.device.type == "cuda":
+            self.device_memory = torch.cuda.get_device_properties(self.device).total_memory
         self.backend = compile if isinstance(compile, str) else "inductor"
         self.compile_from = 0 if compile and compile_from is None else compile_from
         self.compiled = False
+        self.fitting = self._fitting()
+        self.compile_around = self.device.type == "cuda"  # on CPU what is around the steps takes no time
         self.graphs = Graphs(self.device)
-        self.envelopes: dict[Local, Profile] = {}
+        self.largest: dict[Local, tuple[Tensor, tuple[int, int, int]]] = {}
+        self.counter = torch.arange(0)
 
     @property
     def width(self) -> int:
-        return self.given_width or self._auto_width()
+        return self.given_width or self.fitting
 
-    def _auto_width(self) -> int:
-        """On CUDA a stack that fits in a part of the memory. On CPU one that stays in the cache, if compiled in the
-        nearest; and one client at a time where there are convolutions, which gain nothing from a stack there."""
+    def train(self, state: State, plan: Tensor, chain: Chain, local: Local, turn: Turn) -> Sums:
+        self.compiled = self.compile_from is not None and max(state.round, 0) >= self.compile_from
+        if self.given_width is None:
+            self.fitting = (
+                self._fitting() if self.device.type == "cpu" else self._fitting_memory(state, plan, chain, local)
+            )
+        return super().train(state, plan, chain, local, turn)
+
+    def _fitting(self) -> int:
+        """On CPU a stack that stays in the cache, if compiled in the nearest, and one client at a time where there
+        are convolutions, which gain nothing from a stack there. On CUDA one that fits for sure."""
         params = self.fed.network.params
         numbers = max(1, tree.count(params))
         if self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            return max(1, int(0.1 * total) // (numbers * 4 * 4))
+            return max(1, self.device_memory // (160 * numbers))
         if any(leaf.dim() > 2 for leaf in tree.leaves(params)):
             return 1
         return max(1, min(64, (1 << (20 if self.compiled else 22)) // numbers))
 
-    def open(self, chain: Chain, params: Tree) -> None:
-        super().open(chain, params)
-        self.envelopes = {}
+    def _fitting_memory(self, state: State, plan: Tensor, chain: Chain, local: Local) -> int:
+        """On CUDA the largest stack that fits, by the memory that one step of the largest clients takes."""
+        if (chain, local) not in self.planned:
+            task = Task(chain, self.fed.network, local, self.autocast)
+            ids = plan[plan >= 0]
+            ids = ids[self.sizes(ids).argsort(descending=True, stable=True)[:4]]
+            one, all = (self._step_bytes(task, state, some) for some in (ids[:1], ids))
+            # Twice, since what is recorded has memory of its own; and what begins and ends a visit.
+            each = 2 * (all - one) // max(1, len(ids) - 1) + 4 * tree.nbytes(state.params)
+            self.planned[chain, local] = max(1, int(0.8 * self.device_memory) // max(1, each))
+        return self.planned[chain, local]
 
-    def train(self, state: State, plan: Tensor, chain: Chain, local: Local, turn: Turn) -> Sums:
-        self.compiled = self.compile_from is not None and max(state.round, 0) >= self.compile_from
-        return super().train(state, plan, chain, local, turn)
+    def _step_bytes(self, task: Task, state: State, ids: Tensor) -> int:
+        """The most memory that is taken while these clients make one step."""
+        axes = client_axes(True)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        shared, own = task.chain.broadcast(state.slots), task.chain.address(state.slots, ids)
+        visit = self.prepare(task, ids, state.round, 0, state.params, shared, own)
+        _, inputs = self._sorted(task, visit, ids, axes)
+        n = self.sizes(ids)
+        shapes = self._shapes(task.local, n, *task.local.batches(n), axes, True)
+        begun = _begin(task, self.store, shapes, {**inputs, "buffers": state.buffers})
+        visit, carry = Visit(**begun["visit"]), Carry(**begun["carry"])
+        first = torch.zeros(1, dtype=torch.int64, device=self.device)
+        _step(task, visit, carry, self.store, begun["rows"], begun["counts"], first, axes, False)
+        return torch.cuda.max_memory_allocated(self.device) - before
 
     def visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor, shared_start: bool) -> Result:
-        order, inputs = self._sorted(task, visit, ids, client_axes(shared_start))
-        inputs["buffers"] = buffers if order is None else tree.rows(buffers, order)
-        result: Result = self._run(task, inputs, ids, client_axes(shared_start), False)
-        return result if order is None else take(result, order.argsort())
+        result: Result = self._meet(Call(self, task, visit, buffers, ids, shared_start, summed=False))
+        return result
 
     def visit_summed(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor) -> Part:
-        order, inputs = self._sorted(task, visit, ids, client_axes(True))
-        part: Part = self._run(task, {**inputs, "buffers": buffers}, ids, client_axes(True), True)
+        part: Part = self._meet(Call(self, task, visit, buffers, ids, shared_start=True, summed=True))
+        return part
+
+    def _meet(self, call: Call) -> Any:
+        return self.carry_out(call) if self.seat is None else self.seat.meet(call)
+
+    def carry_out(self, call: Call) -> Result | Part:
+        """A visit of this run alone."""
+        axes = client_axes(call.shared_start)
+        order, inputs = self._sorted(call.task, call.visit, call.ids, axes)
+        inputs["buffers"] = call.buffers if order is None or call.summed else tree.rows(call.buffers, order)
+        found: Any = self._run(call.task, inputs, call.ids, axes, call.summed)
         if order is None:
-            return part
+            return found  # type: ignore[no-any-return]
         back = order.argsort()
-        return Part(part.sums, tree.rows(part.memory, back), part.finite[back])
+        if call.summed:
+            return Part(found.sums, tree.rows(found.memory, back), found.finite[back])
+        return take(found, back)  # type: ignore[no-any-return]
 
     def reply(self, question: Question, inputs: Tree, most: int) -> tuple[Tree, Tree]:
         signature = (question, most, _alike(inputs), self._data_version())
@@ -108,31 +174,27 @@ class Stacked(Engine):
         """The inputs of a program with the clients in falling order of steps, and that order where it is another."""
         n = self.sizes(ids)
         size, steps = task.local.batches(n)
-        inputs = {
-            **visit._replace(note={})._asdict(),
-            "size": there(size, self.device),
-            "first": there(self.offsets[ids], self.device),
-        }
+        by_steps = steps.argsort(descending=True, stable=True)
+        size, first, order = there(torch.stack([size, self.offsets[ids], by_steps]), self.device)
+        inputs = {**visit._replace(note={})._asdict(), "size": size, "first": first}
         if bool((steps[:-1] >= steps[1:]).all()):
             return None, inputs
-        order = there(steps.argsort(descending=True, stable=True), self.device)
         sorted_visit = take(visit._replace(note={}), order, axes)
-        return order, {
-            **sorted_visit._asdict(),
-            **tree.rows({"size": inputs["size"], "first": inputs["first"]}, order),
-        }
+        return order, {**sorted_visit._asdict(), **tree.rows({"size": size, "first": first}, order)}
 
     def _run(self, task: Task, inputs: Tree, ids: Tensor, axes: Visit, add_up: bool) -> Any:
-        """Everything that fixes the program is settled here, on the host; the program itself never waits for it."""
+        """Everything that fixes the programs is settled here, on the host; they themselves never wait for it."""
         n = self.sizes(ids)
         size, steps = task.local.batches(n)
-        profile = Profile.of(steps, n)
-        if self.device.type == "cuda" or self.compiled:
-            profile = self._envelope(task.local).around(profile)
-        shapes = Shapes(profile, int(torch.minimum(size, n).max()), axes, add_up)
-        signature = (task.chain, task.local, shapes, self.compiled, _alike(inputs), self._data_version())
+        shapes = self._shapes(task.local, n, size, steps, axes, add_up)
+        before, after = (partial(self._fast(made, task, around=True), self.store, shapes) for made in self._around())
+        kept = {name: inputs[name] for name in KEPT if name in inputs}
         try:
-            return self.graphs.run(signature, partial(self._program, task, shapes), inputs)
+            with arithmetic(self.device, self.precision):
+                begun = self._recorded("begin", before, task, shapes, inputs)
+                carry = self._train(task, shapes, begun, steps)
+                ending = {**kept, **begun["visit"], "plain": begun["plain"], **carry}
+                return self._recorded("end", after, task, shapes, ending)
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"train.block = {self.width}: the device has not enough memory for {len(ids)} clients at once;"
@@ -144,56 +206,115 @@ class Stacked(Engine):
                 " train.engine = 'serial' says which one, at which tap and client"
             ) from error
 
-    def _envelope(self, local: Local) -> Profile:
-        if local not in self.envelopes:
-            self.envelopes[local] = envelope(self.fed, self.offsets, local)
-        return self.envelopes[local]
+    def _around(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What comes before the steps, and after them."""
+        return _begin, _end
+
+    @property
+    def _few(self) -> bool:
+        """Are there to be few shapes, since each of them costs time to compile or to record?"""
+        return self.compiled or self.device.type == "cuda"
+
+    def _shapes(self, local: Local, n: Tensor, size: Tensor, steps: Tensor, axes: Visit, add_up: bool) -> Shapes:
+        most, width, longest = int(n.max()), int(torch.minimum(size, n).max()), int(steps.max())
+        if self._few:
+            most_of_all, widest, longest_of_all = self._largest(local)
+            # Room for more samples and steps costs little; a wider batch costs time.
+            most, longest = few(most, most_of_all, 8), room(few(longest, longest_of_all, 8))
+            width = few(width, widest, 1)
+        return Shapes(most, width, longest, axes, add_up)
+
+    def _largest(self, local: Local) -> tuple[int, int, int]:
+        """The most samples, the widest batch and the most steps of any client."""
+        known = self.largest.get(local)
+        if known is None or known[0] is not self.offsets:
+            n = self.offsets.diff()
+            size, steps = local.batches(n)
+            largest = int(n.max()), int(torch.minimum(size, n).max()), int(steps.max())
+            known = self.largest[local] = self.offsets, largest
+        return known[1]
 
     def _data_version(self) -> int:
         """Recorded programs read these tensors where they lay."""
         return self.indices.data_ptr()
 
-    def _program(self, task: Task, shapes: Shapes, inputs: Tree) -> Result | Part:
-        """Everything between what the clients are given and what comes back; no step waits for the host."""
-        inputs = dict(inputs)
-        before, size, first = inputs.pop("buffers"), inputs.pop("size"), inputs.pop("first")
-        visit, axes = Visit(**inputs), shapes.axes
-        clients = len(visit.n)
-        params = visit.start if axes.start == 0 else tree.map(torch.clone, tree.repeat(visit.start, clients))
-        buffers = tree.map(torch.clone, tree.repeat(before, clients)) if shapes.summed else before
-        carry = Carry(params, buffers, L.optimiser_state(task.local, params))
-        most = shapes.profile.most
-        data = self.all_data(first, visit.n, most) if any(m.needs_data for m in task.chain) else None
-        visit, plain = _arrive(task, visit, carry, data, axes)
-        carry = self._train(task, visit, carry, size, first, shapes)
-        result = _leave(task, visit, carry, data, axes, plain)
-        return Part(summed(result, before), result.memory, result.finite) if shapes.summed else result
+    def _fast(self, function: Callable[..., Any], task: Task, around: bool = False) -> Callable[..., Any]:
+        """A function of a task, compiled if it is to be; what is `around` the steps only where that pays."""
+        if self.compiled and (not around or self.compile_around):
+            return compiled(function, task, self.backend)
+        return partial(function, task)
 
-    def _train(self, task: Task, visit: Visit, carry: Carry, size: Tensor, first: Tensor, shapes: Shapes) -> Carry:
-        profile, store = shapes.profile, self.store
-        longest = len(profile.active)
-        plan = L.schedule(task.local, visit.key, visit.n, size, profile.most, shapes.width, longest)
-        rows = first[:, None, None] + plan.positions
-        index = torch.arange(longest, device=self.device)
-        step = compiled(_step, task, self.backend) if self.compiled else partial(_step, task)
+    def _recorded(
+        self, name: str, program: Callable[[Tree], Any], task: Task, shapes: Shapes, inputs: Tree, *fixed: Any
+    ) -> Any:
+        """What a part of a visit makes of its inputs; on CUDA it is recorded, and replayed when it comes again."""
+        same = (task.chain, task.local, shapes, self.compiled, _alike(inputs), self._data_version())
+        return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
+
+    def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Tensor) -> Tree:
+        visit, carry = Visit(**begun["visit"]), Carry(**begun["carry"])
+        step = self._fast(_step, task)
+        if len(self.counter) < shapes.steps:
+            self.counter = torch.arange(shapes.steps, device=self.device)
         done: list[Carry] = []
-        have = len(visit.n)
-        for t, need in enumerate(profile.active):
-            if need < have and (not self.compiled or 2 * need <= have):
-                done.append(take(carry, slice(need, have)))
-                carry, visit = take(carry, slice(0, need)), take(visit, slice(0, need), shapes.axes)
-                have = need
-            ragged = t >= profile.least or need < have
-            carry = step(visit, carry, store, rows[:have, t], plan.counts[:have, t], index[t], shapes.axes, ragged)
-        if not done:
-            return carry
-        parts = zip(carry, *done[::-1], strict=True)
-        return Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *part) for part in parts))
+        have = len(steps)
+        for part in parts(sorted(steps.tolist(), reverse=True), self._few, self.device.type == "cuda"):
+            if part.clients < have:
+                done.append(take(carry, slice(part.clients, have)))
+                carry, visit = take(carry, slice(0, part.clients)), take(visit, slice(0, part.clients), shapes.axes)
+                have = part.clients
+            inputs = {
+                "visit": visit._asdict(),
+                "carry": carry._asdict(),
+                "rows": begun["rows"][:have],
+                "counts": begun["counts"][:have],
+                "index": self.counter[part.first : part.first + 1],
+            }
+            advance = partial(_advance, step, self.store, shapes, part.steps, part.ragged)
+            carry = self._recorded("advance", advance, task, shapes, inputs, part.steps, part.ragged)
+        if done:
+            together = zip(carry, *done[::-1], strict=True)
+            carry = Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *some) for some in together))
+        return {"carry": carry._asdict()}
 
 
-def _alike(inputs: Tree) -> tuple[tuple[str, torch.Size], ...]:
-    """What inputs of one program have in common."""
-    return tuple((name, leaf.shape) for name, leaf in tree.flatten(inputs).items())
+def _alike(inputs: Tree) -> tuple[torch.Size, ...]:
+    """What inputs of one program have in common, beside their names."""
+    return tuple(leaf.shape for leaf in tree.leaves(inputs))
+
+
+def _begin(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Tree:
+    """What clients have before their first step. Nothing that steps change may lie where an input lies."""
+    inputs = dict(inputs)
+    buffers, size, first = inputs.pop("buffers"), inputs.pop("size"), inputs.pop("first")
+    visit, axes = Visit(**inputs), shapes.axes
+    clients = len(visit.n)
+    start = visit.start if axes.start == 0 else tree.repeat(visit.start, clients)
+    params = tree.map(torch.clone, start)
+    buffers = tree.map(torch.clone, tree.repeat(buffers, clients) if shapes.summed else buffers)
+    carry = Carry(params, buffers, L.optimiser_state(task.local, params))
+    data = _all_data(task, store, visit, first, shapes)
+    weigh = torch.vmap(partial(L.arrive, task), in_dims=(axes, 0, _data_dims(data)))
+    weight, plain, note = weigh(visit, carry, data)
+    plan = L.schedule(task.local, visit.key, visit.n, size, shapes.most, shapes.width, shapes.steps)
+    return {
+        "visit": visit._replace(weight=weight, note=note)._asdict(),
+        "carry": carry._asdict(),
+        "plain": plain,
+        "rows": first[:, None, None] + plan.positions,
+        "counts": plan.counts,
+    }
+
+
+def _advance(
+    step: Callable[..., Carry], store: Store, shapes: Shapes, steps: int, ragged: bool, inputs: Tree
+) -> Carry:
+    """Some steps."""
+    visit, carry, index = Visit(**inputs["visit"]), Carry(**inputs["carry"]), inputs["index"]
+    for _ in range(steps):
+        carry = step(visit, carry, store, inputs["rows"], inputs["counts"], index, shapes.axes, ragged)
+        index = index + 1
+    return carry
 
 
 def _step(
@@ -207,25 +328,29 @@ def _step(
     dims: Visit,
     ragged: bool,
 ) -> Carry:
-    x, y, copies = store.look_up(rows)
-    batch = Batch(store.features(x), y, copies, counts)
+    x, y, copies = store.look_up(rows.index_select(1, index)[:, 0])
+    batch = Batch(store.features(x), y, copies, counts.index_select(1, index)[:, 0])
 
     def one(visit: Visit, carry: Carry, batch: Batch, index: Tensor) -> Carry:
         return L.step(task, visit, carry, batch, index, ragged)
 
-    return torch.vmap(one, in_dims=(dims, 0, 0, None))(visit, carry, batch, index)
+    return torch.vmap(one, in_dims=(dims, 0, 0, None))(visit, carry, batch, index[0])
 
 
-def _arrive(task: Task, visit: Visit, carry: Carry, data: Data | None, dims: Visit) -> tuple[Visit, Tensor]:
-    """The clients' weights and the notes they take before training; also their plain weights."""
-    weight, plain, note = torch.vmap(partial(L.arrive, task), in_dims=(dims, 0, _data_dims(data)))(visit, carry, data)
-    return visit._replace(weight=weight, note=note), plain
-
-
-def _leave(task: Task, visit: Visit, carry: Carry, data: Data | None, dims: Visit, plain: Tensor) -> Result:
-    leave = torch.vmap(partial(L.leave, task), in_dims=(dims, 0, _data_dims(data)))
+def _end(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Result | Part:
+    """What comes back from clients after their last step."""
+    inputs = dict(inputs)
+    before, first, plain, carry = (inputs.pop(name) for name in ("buffers", "first", "plain", "carry"))
+    visit, carry = Visit(**inputs), Carry(**carry)
+    data = _all_data(task, store, visit, first, shapes)
+    leave = torch.vmap(partial(L.leave, task), in_dims=(shapes.axes, 0, _data_dims(data)))
     delta, upload, memory, finite = leave(visit, carry, data)
-    return Result(delta, visit.weight, plain, carry.buffers, upload, memory, finite)
+    result = Result(delta, visit.weight, plain, carry.buffers, upload, memory, finite)
+    return Part(summed(result, before), memory, finite) if shapes.summed else result
+
+
+def _all_data(task: Task, store: Store, visit: Visit, first: Tensor, shapes: Shapes) -> Data | None:
+    return store.all_data(first, visit.n, shapes.most) if any(m.needs_data for m in task.chain) else None
 
 
 def _data_dims(data: Data | None) -> Any:

@@ -96,7 +96,7 @@ class Total:
 
     def __init__(self, state: State, device: torch.device, dtype: torch.dtype) -> None:
         self.state = state
-        self.delta = tree.zeros(state.params)
+        self.delta: Tree | None = None
         self.buffers = tree.map(lambda b: torch.zeros_like(b) if b.is_floating_point() else b, state.buffers)
         self.weight = torch.zeros((), dtype=dtype, device=device)
         self.plain = torch.zeros_like(self.weight)
@@ -116,11 +116,11 @@ class Total:
             self.rows.append((ids, torch.vmap(rows)(result.delta, result.upload, result.buffers)))
         self.clients += len(ids)
         self.samples += samples
-        self.finite.append((ids, result.finite))
+        self.finite.append((ids, result.finite.clone()))  # it may lie where the next program writes
 
     def part(self, sums: Tree, clients: int, samples: int) -> None:
         """Visits that were added up where they were made."""
-        self.delta = tree.add(self.delta, sums["delta"])
+        self._move(sums["delta"])
         self.weight = self.weight + sums["numbers"]["weight"]
         self.plain = self.plain + sums["numbers"]["plain_weight"]
         self.buffers = tree.map(
@@ -132,8 +132,11 @@ class Total:
         self.clients += clients
         self.samples += samples
 
-    def _upload(self, some: Tree) -> None:
+    def _move(self, some: Tree) -> None:
         # The first is copied: it may lie where the next program writes.
+        self.delta = tree.map(torch.clone, some) if self.delta is None else tree.add(self.delta, some)
+
+    def _upload(self, some: Tree) -> None:
         self.uploads = tree.add(self.uploads, some) if self.uploads else tree.map(torch.clone, some)
 
     def moved_bytes(self, visit: Visit, upload: Tree, clients: int) -> None:
@@ -143,7 +146,7 @@ class Total:
         self.up += clients * (model + 8 + tree.nbytes(upload))
 
     def lanes(self, delta: Tree, weight: Tensor, plain: Tensor, buffers: Tree) -> None:
-        self.delta = tree.map(lambda s, d: s + _weigh(weight, d), self.delta, delta)
+        self._move(tree.map(lambda d: _weigh(weight, d), delta))
         self.weight = self.weight + weight.sum()
         self.plain = self.plain + plain.sum()
 
@@ -159,7 +162,8 @@ class Total:
         for name in self.rows[0][1] if self.rows else ():
             values = tree.map(lambda *parts: torch.cat(parts), *(part[name] for _, part in self.rows))
             rows[name] = {"ids": torch.cat([ids for ids, _ in self.rows]), "values": values}
+        delta = tree.zeros(self.state.params) if self.delta is None else self.delta
         return Sums(
-            self.delta, self.weight, self.buffers, self.plain, self.uploads, self.clients, self.samples, rows,
+            delta, self.weight, self.buffers, self.plain, self.uploads, self.clients, self.samples, rows,
             self.down, self.up,
         )  # fmt: skip

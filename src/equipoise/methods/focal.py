@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from equipoise.local import Env
+from equipoise.local import Env, log_likelihood
 from equipoise.method import Chain, Method
 from equipoise.methods.settings import at_least, needs_cross_entropy
 
@@ -34,7 +34,7 @@ class Focal(Method):
         needs_cross_entropy(self, chain)
 
     def losses(self, losses: Tensor, logits: Tensor, y: Tensor, env: Env) -> Tensor:
-        log_p = logits.log_softmax(-1).gather(-1, y[:, None])[:, 0]
+        log_p = log_likelihood(logits, y)
         # At p = 1 the loss is 0, but a power below 1 has an endless slope there, and 0 times that is not a number.
         rest = (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny)
         return rest**self.gamma * losses

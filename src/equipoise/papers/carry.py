@@ -1,4 +1,4 @@
-"""Jobs carried out one after another, each in a run folder from which it can be resumed.
+"""Jobs carried out, small ones that are alike at once, each in a run folder from which it can be resumed.
 
 A carrier takes a list of jobs and gives what is to be kept of each run, as it ends or is stopped.
 """
@@ -9,14 +9,16 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from equipoise import data
+from equipoise import company, data
 from equipoise.compare import carry_on
+from equipoise.config import Config
+from equipoise.engines.together import Seat, side_by_side
 from equipoise.errors import DataError, TrainingError
 from equipoise.folder import read_metrics
 from equipoise.papers import balance, synthetic
@@ -26,21 +28,28 @@ from equipoise.papers.summary import curve, summary
 from equipoise.runs import Stopped, Watch
 
 
-def one_by_one(
-    jobs: Sequence[Job], out: Path, watch: Watch, deadline: float | None = None
+def carried_out(
+    jobs: Sequence[Job],
+    out: Path,
+    watch: Watch,
+    deadline: float | None = None,
+    most: Callable[[Config], int] = company.at_once,
 ) -> Iterator[tuple[Job, Run]]:
-    """Until the deadline, a time of `time.monotonic`: no job begins after it, and the one under way stops there."""
+    """Until the deadline, a time of `time.monotonic`: no job begins after it, and those under way stop there."""
 
     def late() -> bool:
         return deadline is not None and time.monotonic() >= deadline
 
-    for job in jobs:
+    watch = replace(watch, stop=late)
+    for group in company.groups([job.config if job.experiment.kind == "training" else None for job in jobs], most):
         if late():
             return
-        began = time.monotonic()
-        found = KINDS[job.experiment.kind](job, job.folder(out), replace(watch, stop=late))
-        if found is not None:
-            yield job, {**of(job), "seconds": time.monotonic() - began, **found}
+        chosen, began = [jobs[number] for number in group], time.monotonic()
+        works = [partial(KINDS[job.experiment.kind], job, job.folder(out), watch) for job in chosen]
+        for place, found in side_by_side(works):
+            if found is not None:
+                share = (time.monotonic() - began) / len(group)  # of the time that they take together
+                yield chosen[place], {**of(chosen[place]), "seconds": share, **found}
 
 
 def of(job: Job) -> Run:
@@ -54,12 +63,12 @@ def of(job: Job) -> Run:
     }
 
 
-def _train(job: Job, folder: Path, watch: Watch) -> Run | None:
+def _train(job: Job, folder: Path, watch: Watch, seat: Seat | None) -> Run | None:
     _check_samples(job)
     config, failed = job.config, {}
     resumed = (folder / "config.json").exists()
     try:
-        carry_on(config, folder, watch)
+        carry_on(config, folder, watch, seat)
     except Stopped:
         pass
     except TrainingError as error:  # of this method here; the others may well succeed
@@ -69,17 +78,17 @@ def _train(job: Job, folder: Path, watch: Watch) -> Run | None:
     return {**summary(folder, config, job.experiment), "resumed": resumed, **failed}
 
 
-def _balance(job: Job, folder: Path, watch: Watch) -> Run:
+def _balance(job: Job, folder: Path, watch: Watch, seat: Seat | None) -> Run:
     _check_samples(job)
     return {"rounds": job.rounds, "last": balance.measured(job.config), "execution": _here()}
 
 
-def _estimate(job: Job, folder: Path, watch: Watch) -> Run:
+def _estimate(job: Job, folder: Path, watch: Watch, seat: Seat | None) -> Run:
     last, records = synthetic.estimate(job.settings, job.seed)
     return {"rounds": job.rounds, "last": last, "curve": curve(records, job.experiment), "execution": _here()}
 
 
-KINDS: dict[str, Callable[[Job, Path, Watch], Run | None]] = {
+KINDS: dict[str, Callable[[Job, Path, Watch, Seat | None], Run | None]] = {
     "training": _train,
     "balance": _balance,
     "estimate": _estimate,

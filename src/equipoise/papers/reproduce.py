@@ -12,7 +12,7 @@ from pathlib import Path
 import equipoise
 from equipoise.errors import ConfigError
 from equipoise.papers import results
-from equipoise.papers.carry import of, one_by_one
+from equipoise.papers.carry import carried_out, of
 from equipoise.papers.experiment import experiments
 from equipoise.papers.jobs import Job
 from equipoise.papers.results import Run
@@ -31,7 +31,7 @@ def reproduce(
     *,
     command: str,
     deadline: float | None = None,
-    carrier: Carrier = one_by_one,
+    carrier: Carrier = carried_out,
 ) -> Iterator[tuple[Job, Run]]:
     """Carry out the jobs that `root` has no run of, in run folders under `out`; gives each as it is kept."""
     made = {

@@ -22,7 +22,7 @@ OF_LAST = (
     "macro_f1", "loss", "recall",
 )  # fmt: skip
 OF_BEST = ("round", "accuracy", "balanced_accuracy", "minority_accuracy")
-OF_PLAN = ("device", "machine", "engine", "precision", "compile_from", "torch")
+OF_PLAN = ("device", "machine", "engine", "precision", "compile_from", "together", "torch")
 
 
 def summary(folder: Path, config: Config, experiment: Experiment) -> dict[str, Any]:

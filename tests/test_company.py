@@ -1,0 +1,80 @@
+"""Which runs go at once, and that comparing them gives the same table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise import company, compare, runs
+from equipoise.config import Config, override
+from equipoise.errors import ConfigError
+
+BASE: dict[str, Any] = {
+    "method": "fedavg",
+    "data": {"source": "digits", "partition": {"kind": "iid", "clients": 5}},
+    "model": {"name": "logistic"},
+    "local": {"lr": 0.1, "batch": 64},
+    "train": {"rounds": 2, "threads": 1, "device": "cpu", "precision": "float64"},
+}
+
+
+def config(*sets: str) -> Config:
+    return Config.from_dict(override(BASE, sets))
+
+
+def test_runs_that_differ_in_seed_and_data_alone_go_at_once() -> None:
+    alike = [
+        config(),
+        config("train.seed=1"),
+        config("data.imbalance.kind=step", "data.imbalance.rho=4", "data.minority=[0]"),
+        config("data.partition.kind=dirichlet", "data.partition.alpha=0.5", "data.auxiliary=3"),
+    ]
+    assert list(company.groups(alike, lambda config: 9)) == [[0, 1, 2, 3]]
+    assert list(company.groups(alike, lambda config: 3)) == [[0, 1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["method=scaffold", "local.lr=0.2", "model.name=mlp", "train.rounds=3", "train.precision=float32"],
+)
+def test_others_do_not(change: str) -> None:
+    assert list(company.groups([config(), config(change), config("train.seed=1")], lambda config: 9)) == [[0, 2], [1]]
+
+
+def test_what_is_no_run_goes_alone() -> None:
+    assert list(company.groups([None, config(), None, config()], lambda config: 9)) == [[0], [1, 3], [2]]
+
+
+def test_a_device_takes_so_many_small_runs_and_a_core_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert company.at_once(config()) == 1
+    monkeypatch.setattr(runs, "device_of", lambda config: "cuda")
+    assert company.at_once(config()) == 16
+    assert company.at_once(config("data.partition.clients=100")) == 4
+    assert company.at_once(config("data.partition.clients=100", "train.cohort=50")) == 8
+    assert company.at_once(config("data.partition.clients=600")) == 1
+    assert company.at_once(config("model.name=mlp", "model.hidden=[2000, 1000]")) == 9  # 2.14 million parameters
+    assert company.at_once(config("train.engine=serial")) == 1
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train.device = 'cuda:7': torch finds no CUDA device"):
+        company.at_once(config("train.device=cuda:7"))
+
+
+def test_a_comparison_is_the_same_with_runs_at_once(tmp_path: Path) -> None:
+    made = compare.cells(config(), {"a": ["method=fedavg"], "b": ["method=fednova"]}, seeds=2)
+    made += compare.cells(config("data.imbalance.kind=step", "data.imbalance.rho=3"), {"c": []}, seeds=1)
+    one = compare.carry_out(made, tmp_path / "one", runs.Watch())
+    several = compare.carry_out(made, tmp_path / "several", runs.Watch(), lambda config: 3)
+    assert [(cell.name, config.train.seed) for cell, config, _ in several] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0),
+    ]  # fmt: skip
+    for (_, _, mine), (cell, its, other) in zip(one, several, strict=True):
+        assert mine["last"]["confusion"] == other["last"]["confusion"]
+        plan = json.loads((cell.folder(tmp_path / "several", its) / "plan.json").read_text())
+        assert plan["together"] == (2 if cell.name == "b" else 3)
+    again = compare.carry_out(made, tmp_path / "several", runs.Watch(), lambda config: 3)
+    assert [result for _, _, result in again] == [result for _, _, result in several]
