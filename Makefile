@@ -31,12 +31,12 @@ test-deploy: $(READY)  ## a real SuperLink and real sites on this machine, with 
 	$(BIN)/python -m pytest -m deploy --durations=0 tests/deploy_real
 
 lint: $(READY)  ## style and types only
-	$(BIN)/ruff format --check src tests examples
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
 
-bench: $(READY)  ## time the engines against a plain PyTorch loop on this machine
-	$(BIN)/python benchmarks/round.py
+bench: $(READY)  ## time rounds against plain PyTorch on this machine (some six minutes; docs/speed.md)
+	$(BIN)/python -m benchmarks
 
-clean:  ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+clean:  ## remove .venv, caches and the environments of benchmarks
+	rm -rf $(VENV) benchmarks/.peers .mypy_cache .ruff_cache .pytest_cache
