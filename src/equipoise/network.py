@@ -68,9 +68,11 @@ class MaskedBatchNorm(nn.Module):
         axes = [0, *range(2, x.dim())]
         count = mask.sum() * x[0, 0].numel()
         real = count.clamp(min=1).to(x.dtype)
-        mean = torch.where(mask, x, 0).sum(axes) / real
-        centred = torch.where(mask, x - mean.view([1, -1] + [1] * (x.dim() - 2)), 0)
-        var = centred.square().sum(axes) / real
+        # Both moments in one pass over the values; around the running mean, so that large means cost no digits.
+        near = torch.zeros_like(x[0].flatten(1)[:, 0]) if self.running_mean is None else self.running_mean
+        some = torch.where(mask, x - near.view([1, -1] + [1] * (x.dim() - 2)), 0)
+        off = some.sum(axes) / real
+        mean, var = near + off, (some.square().sum(axes) / real - off * off).clamp(min=0)
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return mean, var
         alone = count <= 1

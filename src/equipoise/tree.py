@@ -76,8 +76,9 @@ def norm(a: Tree) -> Tensor:
 
 def finite(a: Tree) -> Tensor:
     """One boolean: is every number of the tree finite?"""
-    checks = [leaf.isfinite().all() for leaf in leaves(a)]
-    return torch.stack(checks).all() if checks else torch.tensor(True)
+    # By the extremes, which not-a-number passes through: `isfinite` of every number takes several times as long.
+    ends = [end for leaf in leaves(a) if leaf.numel() for end in (leaf.amax().double(), leaf.amin().double())]
+    return torch.stack(ends).isfinite().all() if ends else torch.tensor(True)
 
 
 def rows(tree: Tree, index: Tensor | slice | int) -> Tree:
