@@ -114,12 +114,14 @@ class Stacked(Engine):
     def _fitting_memory(self, state: State, plan: Tensor, chain: Chain, local: Local) -> int:
         """On CUDA the largest stack that fits, by the memory that one step of the largest clients takes."""
         if (chain, local) not in self.planned:
-            task = Task(chain, self.fed.network, local, self.autocast)
             ids = plan[plan >= 0]
+            if len(ids) < 2:
+                return self._fitting()
+            task = Task(chain, self.fed.network, local, self.autocast)
             ids = ids[self.sizes(ids).argsort(descending=True, stable=True)[:4]]
-            one, all = (self._step_bytes(task, state, some) for some in (ids[:1], ids))
+            one, several = (self._step_bytes(task, state, some) for some in (ids[:1], ids))
             # Twice, since what is recorded has memory of its own; and what begins and ends a visit.
-            each = 2 * (all - one) // max(1, len(ids) - 1) + 4 * tree.nbytes(state.params)
+            each = 2 * (several - one) // (len(ids) - 1) + 4 * tree.nbytes(state.params)
             self.planned[chain, local] = max(1, int(0.8 * self.device_memory) // max(1, each))
         return self.planned[chain, local]
 
