@@ -29,11 +29,21 @@ def test_runs_that_differ_in_seed_and_data_alone_go_at_once() -> None:
     alike = [
         config(),
         config("train.seed=1"),
-        config("data.imbalance.kind=step", "data.imbalance.rho=4", "data.minority=[0]"),
-        config("data.partition.kind=dirichlet", "data.partition.alpha=0.5", "data.auxiliary=3"),
+        config("data.partition.kind=shards", "data.auxiliary=3"),
+        config("data.minority=[0]"),
     ]
     assert list(company.groups(alike, lambda config: 9)) == [[0, 1, 2, 3]]
-    assert list(company.groups(alike, lambda config: 3)) == [[0, 1, 2], [3]]
+    assert list(company.groups(alike, lambda config: 3)) == [
+        [0, 1],
+        [2, 3],
+    ]  # of one size, so that they share a program
+
+
+def test_runs_of_equal_clients_do_not_wait_for_longer_ones() -> None:
+    fewer = "data.imbalance.kind=step", "data.imbalance.rho=4", "data.imbalance.minority=[0, 1, 2, 3, 4]"
+    ragged = "data.partition.kind=dirichlet", "data.partition.alpha=0.5"
+    mixed = [config(), config(*fewer), config(*ragged), config("train.seed=1"), config(*fewer, *ragged)]
+    assert list(company.groups(mixed, lambda config: 9)) == [[0, 3], [1], [2, 4]]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 def test_a_comparison_is_the_same_with_runs_at_once(tmp_path: Path) -> None:
     made = compare.cells(config(), {"a": ["method=fedavg"], "b": ["method=fednova"]}, seeds=2)
-    made += compare.cells(config("data.imbalance.kind=step", "data.imbalance.rho=3"), {"c": []}, seeds=1)
+    made += compare.cells(config("data.auxiliary=2"), {"c": []}, seeds=1)
     one = compare.carry_out(made, tmp_path / "one", runs.Watch())
     several = compare.carry_out(made, tmp_path / "several", runs.Watch(), lambda config: 3)
     assert [(cell.name, config.train.seed) for cell, config, _ in several] == [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.engines.parts import CROWD, LONG, SHORT, few, parts, room
+from equipoise.engines.parts import LONG, SHORT, few, parts, room, tracks
 
-WAYS = [(False, False), (True, False), (True, True)]
+WAYS = [(False, 0), (True, 0), (True, 1), (True, 8)]
 
 
 def cohorts() -> list[list[int]]:
@@ -16,10 +16,10 @@ def cohorts() -> list[list[int]]:
     return [[5], [200] * 3, *(sorted(steps.tolist(), reverse=True) for steps in drawn)]
 
 
-@pytest.mark.parametrize(("few_shapes", "recorded"), WAYS)
+@pytest.mark.parametrize(("few_shapes", "crowd"), WAYS)
 @pytest.mark.parametrize("steps", cohorts(), ids=len)
-def test_every_client_takes_each_of_its_steps_once(steps: list[int], few_shapes: bool, recorded: bool) -> None:
-    cut = list(parts(steps, few_shapes, recorded))
+def test_every_client_takes_each_of_its_steps_once(steps: list[int], few_shapes: bool, crowd: int) -> None:
+    cut = list(parts(steps, few_shapes, crowd))
     assert [part.first for part in cut[1:]] == [part.first + part.steps for part in cut[:-1]]
     assert cut[0].first == 0
     end = cut[-1].first + cut[-1].steps
@@ -33,17 +33,17 @@ def test_every_client_takes_each_of_its_steps_once(steps: list[int], few_shapes:
 
 def test_few_shapes_are_few_and_waste_less_than_half() -> None:
     steps = cohorts()[-1]
-    cut = list(parts(steps, True, True))
+    cut = list(parts(steps, True, 8))
     assert len({part.clients for part in cut}) <= 5
     assert {part.steps for part in cut} == {SHORT}
     for part in cut:
         needed = sum(mine > part.first for mine in steps)
-        assert part.clients < 2 * needed or part.clients <= CROWD
+        assert part.clients < 2 * needed or part.clients <= 8
 
 
 def test_clients_with_as_many_steps_come_in_long_parts() -> None:
-    assert [part.steps for part in parts([200, 200], True, True)] == [LONG, LONG, LONG, 8]
-    assert not any(part.ragged for part in parts([200, 200], True, True))
+    assert [part.steps for part in parts([200, 200], True, 8)] == [LONG, LONG, LONG, 8]
+    assert not any(part.ragged for part in parts([200, 200], True, 8))
 
 
 def test_few_numbers_are_few_and_never_too_small() -> None:
@@ -52,3 +52,11 @@ def test_few_numbers_are_few_and_never_too_small() -> None:
     assert all(n <= f < 1.5 * n for n, f in zip(given, found, strict=True))
     assert len(set(found)) <= 21
     assert {few(n, 1000, 8) for n in range(125, 1001)} == {1000}
+
+
+@pytest.mark.parametrize("crowd", [0, 1, 8, 64, 1000])
+@pytest.mark.parametrize("steps", cohorts(), ids=len)
+def test_tracks_have_every_client_once_and_a_crowd_goes_ahead(steps: list[int], crowd: int) -> None:
+    found = tracks(steps, crowd)
+    assert [number for some in found for number in range(len(steps))[some]] == list(range(len(steps)))
+    assert len(found) == 1 or (found[0] == slice(0, crowd) and 3 * steps[found[1]][0] <= 2 * steps[0])

@@ -10,6 +10,7 @@ import torch
 
 from equipoise.local import Task
 
+OPTIONS: dict[str, dict[str, Any]] = {"inductor": {"online_softmax": False}}  # else it warns where it does without
 _COMPILED: dict[Any, Callable[..., Any]] = {}
 
 
@@ -22,5 +23,7 @@ def compiled(function: Callable[..., Any], task: Task, backend: str) -> Callable
     if limits.recompile_limit < 1024 or limits.accumulated_recompile_limit < 4096:
         limits.recompile_limit, limits.accumulated_recompile_limit = 1024, 4096
     if key not in _COMPILED:
-        _COMPILED[key] = torch.compile(partial(function, task), dynamic=False, fullgraph=True, backend=backend)
+        _COMPILED[key] = torch.compile(
+            partial(function, task), dynamic=False, fullgraph=True, backend=backend, options=OPTIONS.get(backend)
+        )
     return _COMPILED[key]

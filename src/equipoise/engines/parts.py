@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-# Of programs that are recorded: steps of a part, of clients that all take as many, and of others; and clients that a
-# GPU trains in the time of one.
-LONG, SHORT, CROWD = 64, 8, 8
+LONG, SHORT = 64, 8  # steps of a part that is recorded, of clients that all take as many, and of others
 
 
 class Part(NamedTuple):
@@ -17,16 +15,32 @@ class Part(NamedTuple):
     ragged: bool  # may some of them have finished, and stand still?
 
 
-def parts(steps: Sequence[int], few_shapes: bool, recorded: bool = False) -> Iterator[Part]:
+def tracks(steps: Sequence[int], crowd: int) -> list[slice]:
+    """Clients with so many steps, in falling order, as those that train side by side: where a few have far more than
+    the others, a crowd of these goes ahead alone, since a GPU trains it in the time of one.
+
+    >>> tracks([90, 80, 20, 20], crowd=2)
+    [slice(0, 2, None), slice(2, 4, None)]
+    >>> tracks([20, 20, 19, 19], crowd=2), tracks([90, 80], crowd=2)
+    ([slice(0, 4, None)], [slice(0, 2, None)])
+    """
+    everybody = len(steps)
+    if 0 < crowd < everybody and 3 * steps[crowd] <= 2 * steps[0]:
+        return [slice(0, crowd), slice(crowd, everybody)]
+    return [slice(0, everybody)]
+
+
+def parts(steps: Sequence[int], few_shapes: bool, crowd: int = 0) -> Iterator[Part]:
     """The parts of a visit of clients with so many steps, in falling order.
 
-    With few shapes the number of clients is only ever halved; what is recorded comes in parts of equal length.
+    With few shapes the number of clients is only ever halved. What is recorded on a GPU comes in parts of equal
+    length; there a `crowd` of clients takes no longer than one.
 
     >>> list(parts([3, 3, 1], few_shapes=False))
     [Part(clients=3, first=0, steps=1, ragged=False), Part(clients=2, first=1, steps=2, ragged=False)]
     >>> list(parts([2, 1, 1], few_shapes=True))
     [Part(clients=3, first=0, steps=1, ragged=True), Part(clients=1, first=1, steps=1, ragged=True)]
-    >>> list(parts([10, 8, 3], few_shapes=True, recorded=True))
+    >>> list(parts([10, 8, 3], few_shapes=True, crowd=4))
     [Part(clients=3, first=0, steps=8, ragged=True), Part(clients=3, first=8, steps=8, ragged=True)]
     """
     clients, at, longest = len(steps), 0, steps[0]
@@ -37,9 +51,9 @@ def parts(steps: Sequence[int], few_shapes: bool, recorded: bool = False) -> Ite
             clients = needed
             yield (part := Part(clients, at, steps[clients - 1] - at, False))
         else:
-            while 2 * needed <= clients and not (recorded and clients <= CROWD):
+            while 2 * needed <= clients and clients > crowd:
                 clients = (clients + 1) // 2
-            length = min(LONG, longest - at) if even else SHORT if recorded else 1
+            length = min(LONG, longest - at) if even else SHORT if crowd else 1
             yield (part := Part(clients, at, length, not even))
         at += part.steps
 
@@ -58,6 +72,15 @@ def few(number: int, largest: int, waste: int) -> int:
     return largest if waste * number >= largest else min(largest, between if between >= number else power)
 
 
+def up(number: int, multiple: int) -> int:
+    """The next multiple that is not below the number.
+
+    >>> up(109, 8), up(112, 8)
+    (112, 112)
+    """
+    return -(-number // multiple) * multiple
+
+
 def room(steps: int) -> int:
     """Steps that there must be room for, if parts may be longer than what is left."""
-    return -(-steps // SHORT) * SHORT
+    return up(steps, SHORT)

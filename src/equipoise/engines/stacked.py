@@ -3,7 +3,7 @@
 A visit is three programs: `_begin` (before the first step), `_advance` (some steps) and `_end` (what comes back).
 Clients are sorted by their number of steps; as soon as the shortest have finished, the stack shrinks, so that they do
 not pay for the long ones. Programs that are compiled or recorded want few shapes: there the stack is only
-ever halved, and a client that has finished stands still in it.
+ever halved, and a client that has finished stands still in it. On CUDA the longest go ahead beside the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from equipoise import tree
 from equipoise.engines.base import Engine, Store, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
-from equipoise.engines.parts import few, parts, room
+from equipoise.engines.pace import crowd
+from equipoise.engines.parts import few, parts, room, tracks, up
 from equipoise.engines.precision import arithmetic
 from equipoise.engines.sums import Part, Result, Sums, summed
 from equipoise.engines.transfer import there
@@ -86,7 +87,8 @@ class Stacked(Engine):
         self.compile_around = self.device.type == "cuda"  # on CPU what is around the steps takes no time
         self.graphs = Graphs(self.device)
         self.largest: dict[Local, tuple[Tensor, tuple[int, int, int]]] = {}
-        self.counter = torch.arange(0)
+        self.crowds: dict[Local, int] = {}
+        self.counter = torch.empty(0, 2)
 
     @property
     def width(self) -> int:
@@ -232,7 +234,10 @@ class Stacked(Engine):
         if known is None or known[0] is not self.offsets:
             n = self.offsets.diff()
             size, steps = local.batches(n)
-            largest = int(n.max()), int(torch.minimum(size, n).max()), int(steps.max())
+            most, widest, longest = int(n.max()), int(torch.minimum(size, n).max()), int(steps.max())
+            if local.steps_per_epoch is not None:  # then a batch may have any width, which would be as many shapes
+                widest = up(widest, 8)
+            largest = up(most, 32), widest, longest
             known = self.largest[local] = self.offsets, largest
         return known[1]
 
@@ -247,20 +252,43 @@ class Stacked(Engine):
         return partial(function, task)
 
     def _recorded(
-        self, name: str, program: Callable[[Tree], Any], task: Task, shapes: Shapes, inputs: Tree, *fixed: Any
+        self,
+        name: str,
+        program: Callable[[Tree], Any],
+        task: Task,
+        shapes: Shapes,
+        inputs: Tree,
+        *fixed: Any,
+        aside: bool = False,
     ) -> Any:
         """What a part of a visit makes of its inputs; on CUDA it is recorded, and replayed when it comes again."""
         same = (task.chain, task.local, shapes, self.compiled, _alike(inputs), self._data_version())
-        return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
+        return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True, aside=aside)
 
     def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Tensor) -> Tree:
-        visit, carry = Visit(**begun["visit"]), Carry(**begun["carry"])
-        step = self._fast(_step, task)
         if len(self.counter) < shapes.steps:
-            self.counter = torch.arange(shapes.steps, device=self.device)
+            # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
+            self.counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
+        ordered = sorted(steps.tolist(), reverse=True)
+        together = self._crowd(task.local) if self.device.type == "cuda" else 0
+        # The longest last, so that those beside them begin before them.
+        ended = [
+            self._train_some(task, shapes, begun, ordered[some], some, together)
+            for some in reversed(tracks(ordered, together))
+        ]
+        self.graphs.join()
+        return {"carry": _joined(ended[::-1])._asdict()}
+
+    def _train_some(
+        self, task: Task, shapes: Shapes, begun: Tree, steps: list[int], some: slice, together: int
+    ) -> Carry:
+        """Some of the clients, beside the others unless they are the first."""
+        visit, carry = take(Visit(**begun["visit"]), some, shapes.axes), take(Carry(**begun["carry"]), some)
+        rows, counts = begun["rows"][some], begun["counts"][some]
+        step = self._fast(_step, task)
         done: list[Carry] = []
         have = len(steps)
-        for part in parts(sorted(steps.tolist(), reverse=True), self._few, self.device.type == "cuda"):
+        for part in parts(steps, self._few, together):
             if part.clients < have:
                 done.append(take(carry, slice(part.clients, have)))
                 carry, visit = take(carry, slice(0, part.clients)), take(visit, slice(0, part.clients), shapes.axes)
@@ -268,16 +296,25 @@ class Stacked(Engine):
             inputs = {
                 "visit": visit._asdict(),
                 "carry": carry._asdict(),
-                "rows": begun["rows"][:have],
-                "counts": begun["counts"][:have],
-                "index": self.counter[part.first : part.first + 1],
+                "rows": rows[:have],
+                "counts": counts[:have],
+                "index": self.counter[part.first : part.first + part.steps],
             }
             advance = partial(_advance, step, self.store, shapes, part.steps, part.ragged)
-            carry = self._recorded("advance", advance, task, shapes, inputs, part.steps, part.ragged)
-        if done:
-            together = zip(carry, *done[::-1], strict=True)
-            carry = Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *some) for some in together))
-        return {"carry": carry._asdict()}
+            same = part.steps, part.ragged
+            carry = self._recorded("advance", advance, task, shapes, inputs, *same, aside=some.start > 0)
+        return _joined([carry, *done[::-1]])
+
+    def _crowd(self, local: Local) -> int:
+        if local not in self.crowds:
+            self.crowds[local] = crowd(self.fed, local)
+        return self.crowds[local]
+
+
+def _joined(carries: list[Carry]) -> Carry:
+    if len(carries) == 1:
+        return carries[0]
+    return Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *some) for some in zip(*carries, strict=True)))
 
 
 def _alike(inputs: Tree) -> tuple[torch.Size, ...]:
@@ -312,10 +349,10 @@ def _advance(
     step: Callable[..., Carry], store: Store, shapes: Shapes, steps: int, ragged: bool, inputs: Tree
 ) -> Carry:
     """Some steps."""
-    visit, carry, index = Visit(**inputs["visit"]), Carry(**inputs["carry"]), inputs["index"]
-    for _ in range(steps):
+    visit, carry = Visit(**inputs["visit"]), Carry(**inputs["carry"])
+    for number in range(steps):
+        index = inputs["index"][number, :1]
         carry = step(visit, carry, store, inputs["rows"], inputs["counts"], index, shapes.axes, ragged)
-        index = index + 1
     return carry
 
 
