@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +97,18 @@ def test_known_runs_are_found_by_what_they_are(tmp_path: Path) -> None:
     assert known[results.key_of(wanted.settings, 0)]["method"] == "prox"
     assert results.key_of(wanted.settings, 1) not in known
     assert results.key_of(Job(second, second.cells()[0], "fedavg", 0).settings, 0) not in known
+
+
+def test_those_who_keep_runs_at_the_same_time_lose_none(tmp_path: Path) -> None:
+    first, _ = toy.experiments()
+    cell = first.cells()[0]
+
+    def keep(seed: int) -> None:
+        with results.alone(tmp_path, first):
+            found = results.read(tmp_path, first, cell)
+            time.sleep(0.01)  # long enough for another one to come between
+            found.with_run(run(seed=seed)).write(tmp_path)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(keep, range(8)))
+    assert [kept["seed"] for kept in results.read(tmp_path, first, cell).runs] == list(range(8))

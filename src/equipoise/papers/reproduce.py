@@ -60,11 +60,12 @@ def _shared(jobs: Sequence[Job], root: Path) -> Iterator[tuple[Job, Run]]:
 
 
 def _keep(job: Job, run: Run, root: Path) -> Run:
-    cell = results.read(root, job.experiment, job.cell, job.variant)
-    before = cell.run(job.method, job.seed)
-    if run.pop("resumed", False) and before is not None:
-        run["seconds"] += before["seconds"]
-    cell.with_run(run).write(root)
+    with results.alone(root, job.experiment):
+        cell = results.read(root, job.experiment, job.cell, job.variant)
+        before = cell.run(job.method, job.seed)
+        if run.pop("resumed", False) and before is not None:
+            run["seconds"] += before["seconds"]
+        cell.with_run(run).write(root)
     return run
 
 

@@ -6,8 +6,11 @@ A run that is not finished is kept too, and says so: it has fewer `rounds` than 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,19 @@ class CellResults:
         path = root / self.file
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+@contextmanager
+def alone(root: Path, experiment: Experiment) -> Iterator[None]:
+    """While no other process changes the results of an experiment: some may share a table between several devices."""
+    folder = root / experiment.name
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # given back when it is closed, or when the process dies
+        yield
+    finally:
+        os.close(handle)
 
 
 def read(root: Path, experiment: Experiment, cell: Cell, variant: tuple[str, ...] = ()) -> CellResults:
