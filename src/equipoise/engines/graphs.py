@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -49,6 +50,10 @@ class Graphs:
             self.recorded[signature] = _Recorded(program, tree.map(self._kept, inputs), self.side if aside else None)
         self.recorded.move_to_end(signature)
         return self.recorded[signature](inputs)
+
+    def stream(self, aside: bool) -> AbstractContextManager[Any]:
+        """Where the results of programs that run aside, or of others, can be read."""
+        return nullcontext() if self.side is None or not aside else torch.cuda.stream(self.side)
 
     def join(self) -> None:
         """Wait for whatever runs aside, without making the host wait."""

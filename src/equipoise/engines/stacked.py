@@ -21,7 +21,7 @@ from equipoise.engines.base import Engine, Store, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
 from equipoise.engines.pace import crowd
-from equipoise.engines.parts import few, parts, room, tracks, up
+from equipoise.engines.parts import Track, few, parts, room, tracks, up
 from equipoise.engines.precision import arithmetic
 from equipoise.engines.sums import Part, Result, Sums, summed
 from equipoise.engines.transfer import there
@@ -270,25 +270,23 @@ class Stacked(Engine):
             # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
             self.counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
         ordered = sorted(steps.tolist(), reverse=True)
-        together = self._crowd(task.local) if self.device.type == "cuda" else 0
         # The longest last, so that those beside them begin before them.
         ended = [
-            self._train_some(task, shapes, begun, ordered[some], some, together)
-            for some in reversed(tracks(ordered, together))
+            self._train_some(task, shapes, begun, ordered[track.clients], track)
+            for track in reversed(tracks(ordered, self._crowd(task.local)))
         ]
         self.graphs.join()
         return {"carry": _joined(ended[::-1])._asdict()}
 
-    def _train_some(
-        self, task: Task, shapes: Shapes, begun: Tree, steps: list[int], some: slice, together: int
-    ) -> Carry:
+    def _train_some(self, task: Task, shapes: Shapes, begun: Tree, steps: list[int], track: Track) -> Carry:
         """Some of the clients, beside the others unless they are the first."""
+        some, aside = track.clients, track.clients.start > 0
         visit, carry = take(Visit(**begun["visit"]), some, shapes.axes), take(Carry(**begun["carry"]), some)
         rows, counts = begun["rows"][some], begun["counts"][some]
         step = self._fast(_step, task)
         done: list[Carry] = []
         have = len(steps)
-        for part in parts(steps, self._few, together):
+        for part in parts(steps, self._few, track.least, track.short):
             if part.clients < have:
                 done.append(take(carry, slice(part.clients, have)))
                 carry, visit = take(carry, slice(0, part.clients)), take(visit, slice(0, part.clients), shapes.axes)
@@ -302,12 +300,16 @@ class Stacked(Engine):
             }
             advance = partial(_advance, step, self.store, shapes, part.steps, part.ragged)
             same = part.steps, part.ragged
-            carry = self._recorded("advance", advance, task, shapes, inputs, *same, aside=some.start > 0)
-        return _joined([carry, *done[::-1]])
+            carry = self._recorded("advance", advance, task, shapes, inputs, *same, aside=aside)
+        with self.graphs.stream(aside):
+            if aside and not done:  # or the next clients beside the first would overwrite it
+                return Carry(*(tree.map(torch.clone, some) for some in carry))
+            return _joined([carry, *done[::-1]])
 
     def _crowd(self, local: Local) -> int:
+        """How many clients train in the time of one; 0 on CPU."""
         if local not in self.crowds:
-            self.crowds[local] = crowd(self.fed, local)
+            self.crowds[local] = crowd(self.fed, local) if self.device.type == "cuda" else 0
         return self.crowds[local]
 
 
