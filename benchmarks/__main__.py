@@ -38,9 +38,9 @@ def main(words: Sequence[str]) -> int:
         for case in JOBS[name](device):
             job["cases"][case.name] = result = measured(case, device)
             console.print(show.table(case.name, result))
-        kept[name] = job
-        if given.out:
-            given.out.write_text(json.dumps(kept, indent=1) + "\n")
+            kept[name] = job  # what was measured is not lost with what comes after it
+            if given.out:
+                given.out.write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 
 

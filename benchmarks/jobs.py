@@ -81,7 +81,7 @@ def pfl(device: str) -> list[Case]:
 
 
 def ragged(device: str) -> list[Case]:
-    network = CNN if on_gpu(device) else replace(CNN, samples=20, batch=10)
+    network = replace(CNN, precision="bf16") if on_gpu(device) else replace(CNN, samples=20, batch=10)
     return [
         Contest(f"ragged, {work.model}", {"ragged": replace(work, alpha=0.1), "equal sizes": work})
         for work in (MLP, network)
