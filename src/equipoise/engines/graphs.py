@@ -1,14 +1,12 @@
 """CUDA graphs: a program recorded once and replayed with new inputs, at the cost of a single launch.
 
 A local training is thousands of small kernels; launching them one by one takes ten times as long as running them.
-Some may run aside, on a stream of their own, while the others go on.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,17 +26,11 @@ class Graphs:
         self.device, self.most = device, most
         self.seen: set[int] = set()  # hashes, since some hardly ever come a second time
         self.recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
-        self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def run(
-        self, signature: Hashable, program: Program, inputs: Tree, at_once: bool = False, aside: bool = False
-    ) -> Any:
-        """What the program makes of the inputs. It may be overwritten by the next run: use it up, or copy it.
-
-        `aside`: begin when everything before has ended, and end at some time before `join`."""
+    def run(self, signature: Hashable, program: Program, inputs: Tree, at_once: bool = False) -> Any:
+        """What the program makes of the inputs. It may be overwritten by the next run: use it up, or copy it."""
         if self.device.type != "cuda":
             return program(inputs)
-        signature = (signature, aside)
         if signature not in self.recorded:
             if (mark := hash(signature)) not in self.seen:
                 self.seen.add(mark)
@@ -47,18 +39,9 @@ class Graphs:
                     return result
             if len(self.recorded) == self.most:
                 self.recorded.popitem(last=False)
-            self.recorded[signature] = _Recorded(program, tree.map(self._kept, inputs), self.side if aside else None)
+            self.recorded[signature] = _Recorded(program, tree.map(self._kept, inputs))
         self.recorded.move_to_end(signature)
         return self.recorded[signature](inputs)
-
-    def stream(self, aside: bool) -> AbstractContextManager[Any]:
-        """Where the results of programs that run aside, or of others, can be read."""
-        return nullcontext() if self.side is None or not aside else torch.cuda.stream(self.side)
-
-    def join(self) -> None:
-        """Wait for whatever runs aside, without making the host wait."""
-        if self.side is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.side)
 
     def _kept(self, leaf: Tensor) -> Tensor:
         """Where a recorded program reads an input: where another one writes it, so that it need not be moved."""
@@ -67,22 +50,14 @@ class Graphs:
 
 
 class _Recorded:
-    def __init__(self, program: Program, inputs: Tree, side: torch.cuda.Stream | None) -> None:
-        self.places, self.side = list(tree.leaves(inputs)), side
+    def __init__(self, program: Program, inputs: Tree) -> None:
+        self.places = list(tree.leaves(inputs))
         self.graph = torch.cuda.CUDAGraph()
-        # Recorded where it is to run: libraries have working memory for each stream, which no two may use at a time.
-        with torch.cuda.graph(self.graph, stream=side):
+        with torch.cuda.graph(self.graph):
             self.outputs = program(inputs)
         self.writes = {leaf.untyped_storage().data_ptr() for leaf in _tensors(self.outputs)}
 
     def __call__(self, inputs: Tree) -> Any:
-        if self.side is None:
-            return self._replay(inputs)
-        self.side.wait_stream(torch.cuda.current_stream(self.side.device))
-        with torch.cuda.stream(self.side):
-            return self._replay(inputs)
-
-    def _replay(self, inputs: Tree) -> Any:
         pairs = zip(self.places, tree.leaves(inputs), strict=True)
         moved = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr() or a.stride() != b.stride()]
         if moved:

@@ -3,7 +3,7 @@
 A visit is three programs: `_begin` (before the first step), `_advance` (some steps) and `_end` (what comes back).
 Clients are sorted by their number of steps; as soon as the shortest have finished, the stack shrinks, so that they do
 not pay for the long ones. Programs that are compiled or recorded want few shapes: there the stack is only
-ever halved, and a client that has finished stands still in it. On CUDA the longest go ahead beside the others.
+ever halved, and a client that has finished stands still in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equipoise.engines.base import Engine, Store, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
 from equipoise.engines.pace import crowd
-from equipoise.engines.parts import Track, few, parts, room, tracks, up
+from equipoise.engines.parts import few, parts, room, up
 from equipoise.engines.precision import arithmetic
 from equipoise.engines.sums import Part, Result, Sums, summed
 from equipoise.engines.transfer import there
@@ -252,41 +252,21 @@ class Stacked(Engine):
         return partial(function, task)
 
     def _recorded(
-        self,
-        name: str,
-        program: Callable[[Tree], Any],
-        task: Task,
-        shapes: Shapes,
-        inputs: Tree,
-        *fixed: Any,
-        aside: bool = False,
+        self, name: str, program: Callable[[Tree], Any], task: Task, shapes: Shapes, inputs: Tree, *fixed: Any
     ) -> Any:
         """What a part of a visit makes of its inputs; on CUDA it is recorded, and replayed when it comes again."""
         same = (task.chain, task.local, shapes, self.compiled, _alike(inputs), self._data_version())
-        return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True, aside=aside)
+        return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
     def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Tensor) -> Tree:
+        visit, carry = Visit(**begun["visit"]), Carry(**begun["carry"])
         if len(self.counter) < shapes.steps:
             # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
             self.counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
-        ordered = sorted(steps.tolist(), reverse=True)
-        # The longest last, so that those beside them begin before them.
-        ended = [
-            self._train_some(task, shapes, begun, ordered[track.clients], track)
-            for track in reversed(tracks(ordered, self._crowd(task.local)))
-        ]
-        self.graphs.join()
-        return {"carry": _joined(ended[::-1])._asdict()}
-
-    def _train_some(self, task: Task, shapes: Shapes, begun: Tree, steps: list[int], track: Track) -> Carry:
-        """Some of the clients, beside the others unless they are the first."""
-        some, aside = track.clients, track.clients.start > 0
-        visit, carry = take(Visit(**begun["visit"]), some, shapes.axes), take(Carry(**begun["carry"]), some)
-        rows, counts = begun["rows"][some], begun["counts"][some]
         step = self._fast(_step, task)
         done: list[Carry] = []
         have = len(steps)
-        for part in parts(steps, self._few, track.least, track.short):
+        for part in parts(sorted(steps.tolist(), reverse=True), self._few, self._crowd(task.local)):
             if part.clients < have:
                 done.append(take(carry, slice(part.clients, have)))
                 carry, visit = take(carry, slice(0, part.clients)), take(visit, slice(0, part.clients), shapes.axes)
@@ -294,29 +274,22 @@ class Stacked(Engine):
             inputs = {
                 "visit": visit._asdict(),
                 "carry": carry._asdict(),
-                "rows": rows[:have],
-                "counts": counts[:have],
+                "rows": begun["rows"][:have],
+                "counts": begun["counts"][:have],
                 "index": self.counter[part.first : part.first + part.steps],
             }
             advance = partial(_advance, step, self.store, shapes, part.steps, part.ragged)
-            same = part.steps, part.ragged
-            carry = self._recorded("advance", advance, task, shapes, inputs, *same, aside=aside)
-        with self.graphs.stream(aside):
-            if aside and not done:  # or the next clients beside the first would overwrite it
-                return Carry(*(tree.map(torch.clone, some) for some in carry))
-            return _joined([carry, *done[::-1]])
+            carry = self._recorded("advance", advance, task, shapes, inputs, part.steps, part.ragged)
+        if done:
+            together = zip(carry, *done[::-1], strict=True)
+            carry = Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *some) for some in together))
+        return {"carry": carry._asdict()}
 
     def _crowd(self, local: Local) -> int:
         """How many clients train in the time of one; 0 on CPU."""
         if local not in self.crowds:
             self.crowds[local] = crowd(self.fed, local) if self.device.type == "cuda" else 0
         return self.crowds[local]
-
-
-def _joined(carries: list[Carry]) -> Carry:
-    if len(carries) == 1:
-        return carries[0]
-    return Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *some) for some in zip(*carries, strict=True)))
 
 
 def _alike(inputs: Tree) -> tuple[torch.Size, ...]:
