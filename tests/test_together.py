@@ -251,7 +251,8 @@ def test_of_runs_that_fail_together_each_fails_alone(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Joint, "carry_out_all", fail)
     monkeypatch.setattr(Stacked, "carry_out", alone)
-    found, error = until_error(side_by_side(works))
+    with pytest.warns(UserWarning, match="3 runs do not go at once, and now in smaller groups: one of them"):
+        found, error = until_error(side_by_side(works))
     assert str(error) == "this one"
     assert found.keys() == {0, 2}
 

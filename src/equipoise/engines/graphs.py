@@ -23,13 +23,13 @@ class Graphs:
     forgotten."""
 
     def __init__(self, device: torch.device, most: int = 64) -> None:
-        self.device, self.most = device, most
+        self.recording, self.most = device.type == "cuda", most
         self.seen: set[int] = set()  # hashes, since some hardly ever come a second time
         self.recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
 
     def run(self, signature: Hashable, program: Program, inputs: Tree, at_once: bool = False) -> Any:
         """What the program makes of the inputs. It may be overwritten by the next run: use it up, or copy it."""
-        if self.device.type != "cuda":
+        if not self.recording:
             return program(inputs)
         if signature not in self.recorded:
             if (mark := hash(signature)) not in self.seen:

@@ -8,6 +8,7 @@ all programs are made and launched by one thread. A small run leaves a GPU idle;
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
@@ -131,8 +132,12 @@ class _Company:
             calls = [waiting[number] for number in numbers]
             try:
                 found = [_alone(first)] if len(calls) == 1 else self._joint(alike.values()).carry_out_all(calls)
-            except Exception:
+            except Exception as error:
                 self.most = len(calls) // 2  # too many at once; or one of them fails, and should fail alone
+                if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+                    warnings.warn(
+                        f"{len(calls)} runs do not go at once, and now in smaller groups: {error}", stacklevel=2
+                    )
                 continue
             for number in numbers:
                 del waiting[number]
