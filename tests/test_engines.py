@@ -112,7 +112,7 @@ def test_the_width_of_blocks_does_not_change_results(method: Method) -> None:
 @pytest.mark.parametrize("method", [FedAvg(), Scaffold()], ids=str)
 def test_a_stack_that_shrinks_gives_the_same(method: Method, crowd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, in parts of few shapes."""
-    fed = federation(sizes=(3, 40, 9, 25, 14, 60, 7, 33, 5, 12), cohort=0, local=Local(lr=0.05, batch=1))
+    fed = federation(sizes=(3, 20, 9, 25, 14, 30, 7, 33, 5) * 2, cohort=0, local=Local(lr=0.05, batch=1))
     one, _ = play(fed, method, Serial(fed, precision="float64"), 3)
     monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
     monkeypatch.setattr(Stacked, "_few", True)

@@ -69,14 +69,14 @@ METHODS: list[Method] = [
 
 
 @pytest.mark.parametrize("crowd", [1, 3, 100])
-@pytest.mark.parametrize("cohort", [0, 4])
+@pytest.mark.parametrize("cohort", [0, 16])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_recorded_programs_give_the_same(
     method: Method, cohort: int, crowd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Stacked, "_few", True)
     monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
-    fed = federation(sizes=(3, 40, 9, 25, 14, 60), cohort=cohort, local=Local(lr=0.05, batch=1))
+    fed = federation(sizes=(3, 20, 9, 25, 14, 30) * 3, cohort=cohort, local=Local(lr=0.05, batch=1))
     one, _ = play(fed, method, Serial(fed, precision="float64"), 4)
     engine = recording(Stacked(fed, precision="float64", width=64))
     other, _ = play(fed, method, engine, 4)
