@@ -200,6 +200,42 @@ def test_a_step_with_norm_and_dropout_is_one_graph() -> None:
     assert distance(one.params, other.params) < 1e-12
 
 
+def colour_cnn() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(20, 3)
+    )
+
+
+@pytest.mark.parametrize("options", [{"width": 1}, {"width": 1, "compile": "aot_eager"}, {"width": 4}], ids=str)
+def test_convolutions_of_one_client_and_of_a_stack_equal_the_serial_ones(options: dict[str, Any]) -> None:
+    fed = federation(colour_cnn(), shape=(3, 6, 6), cohort=0)
+    fed.network.check(fed.x[:2], 3)
+    one, other = (
+        play(fed, FedAvg(), make, 2)[0]
+        for make in (Stacked(fed, precision="float64", **options), Serial(fed, precision="float64"))
+    )
+    assert distance(one.params, other.params) < 1e-10
+    assert distance(one.buffers, other.buffers) < 1e-10
+
+
+def test_on_cpu_a_stack_of_one_is_no_vmap() -> None:
+    """It would lay images out anew around every convolution, and lose what is gained by the channels last."""
+    fed = federation(colour_cnn(), shape=(3, 6, 6))
+    stacks, step = [], stacked.L.step
+
+    def watched(task: Any, visit: Any, carry: Any, batch: Any, *rest: Any) -> Any:
+        stacks.append(torch._C._functorch.is_batchedtensor(batch.x))
+        return step(task, visit, carry, batch, *rest)
+
+    with mock.patch.object(stacked.L, "step", watched):
+        play(fed, FedAvg(), Stacked(fed))
+        assert stacks
+        assert not any(stacks)
+        play(fed, FedAvg(), Stacked(fed, width=4))
+        assert any(stacks)
+
+
 # -- precision
 
 

@@ -148,6 +148,63 @@ def test_the_callers_module_is_left_alone() -> None:
     assert torch.equal(module[0].weight, torch.ones(3))
 
 
+# -- how images lie in memory
+
+
+class Seen(nn.Module):
+    """Notes how far apart in memory the channels of a pixel lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.apart: list[int] = []
+
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.apart.append(x.stride(1))
+        return x
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_convolutions_on_cpu_have_the_channels_last(train: bool) -> None:
+    torch.manual_seed(0)
+    seen, last = Seen(), nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    module = nn.Sequential(seen, nn.Conv2d(3, 4, 3), seen, nn.BatchNorm2d(4), nn.ReLU(), seen, last).double()
+    network = Network(module)
+    x = samples(5, 3, 6, 6)
+    network.check(x, 2)
+    seen.apart.clear()
+    outputs, _ = network(*doubled(network), x, context(5, 5, train))
+    assert seen.apart == [1, 1, 1]
+    torch.testing.assert_close(outputs, module.train(train)(x), rtol=1e-12, atol=1e-12)
+
+
+def test_without_convolutions_images_stay_as_they_are() -> None:
+    seen = Seen()
+    network = Network(nn.Sequential(seen, nn.Flatten(), nn.Linear(108, 2)))
+    x = samples(5, 3, 6, 6).float()
+    network.check(x, 2)
+    network(network.params, network.buffers, x, context(5, 5))
+    assert set(seen.apart) == {36}
+
+
+class Viewing(nn.Module):
+    """It relies on how the outputs of a convolution lie in memory, as many models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+def test_a_model_that_cannot_have_the_channels_last_keeps_them_where_they_are() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), Viewing(), nn.Linear(64, 2)).double()
+    network = Network(module)
+    x = samples(5, 3, 6, 6)
+    network.check(x, 2)
+    outputs, _ = network(*doubled(network), x, context(5, 5))
+    torch.testing.assert_close(outputs, module(x), rtol=1e-12, atol=1e-12)
+
+
 # -- dropout
 
 

@@ -73,6 +73,11 @@ def stackable_conv2d(x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -
     return _second(y.squeeze(0))
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """The same images, with the channels of a pixel side by side in memory; under vmap too."""
+    return _second(_last(x))
+
+
 def _last(values: Tensor) -> Tensor:
     """Channels last."""
     return values.permute(0, 2, 3, 1).contiguous()

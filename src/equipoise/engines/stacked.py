@@ -358,6 +358,9 @@ def _step(
     def one(visit: Visit, carry: Carry, batch: Batch, index: Tensor) -> Carry:
         return L.step(task, visit, carry, batch, index, ragged)
 
+    if len(rows) == 1 and rows.device.type == "cpu":  # vmap would lay images out anew around every convolution
+        alone = one(take(visit, 0, dims), take(carry, 0), take(batch, 0), index[0])
+        return Carry(*(tree.map(lambda leaf: leaf[None], part) for part in alone))
     return torch.vmap(one, in_dims=(dims, 0, 0, None))(visit, carry, batch, index[0])
 
 
