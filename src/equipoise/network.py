@@ -66,14 +66,13 @@ class MaskedBatchNorm(nn.Module):
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mask = self.mask.view([-1] + [1] * (x.dim() - 1))
-        axes = [0, *range(2, x.dim())]
         count = mask.sum() * x[0, 0].numel()
         real = count.clamp(min=1).to(x.dtype)
         # Both moments in one pass over the values; around the running mean, so that large means cost no digits.
         near = torch.zeros_like(x[0].flatten(1)[:, 0]) if self.running_mean is None else self.running_mean
         some = torch.where(mask, x - near.view([1, -1] + [1] * (x.dim() - 2)), 0)
-        off = some.sum(axes) / real
-        mean, var = near + off, (some.square().sum(axes) / real - off * off).clamp(min=0)
+        off = _by_channel(some) / real
+        mean, var = near + off, (_by_channel(some.square()) / real - off * off).clamp(min=0)
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return mean, var
         alone = count <= 1
@@ -88,6 +87,14 @@ class MaskedBatchNorm(nn.Module):
             self.running_mean = self.running_mean + rate * (mean - self.running_mean)
             self.running_var = torch.where(alone, self.running_var, moved)
         return mean, var
+
+
+def _by_channel(values: Tensor) -> Tensor:
+    """Sums over samples and places; on CPU over the places of a sample first, so that cores share the samples."""
+    places = list(range(2, values.dim()))
+    if places and values.device.type == "cpu":
+        return values.sum(places).sum(0)
+    return values.sum([0, *places])
 
 
 class KeyedDropout(nn.Module):
