@@ -128,8 +128,9 @@ class Calls(TorchDispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "equipoise":
-            self.names.append(func._schema.name.partition("::")[2])
+        name = func._schema.name
+        if name.startswith("equipoise::convolve"):
+            self.names.append(name.partition("::")[2])
         return func(*args, **kwargs or {})
 
 

@@ -108,6 +108,23 @@ def test_the_width_of_blocks_does_not_change_results(method: Method) -> None:
             assert distance(results[0].slots, other.slots) < 1e-12
 
 
+@pytest.mark.parametrize("crowd", [1, 3])
+@pytest.mark.parametrize("method", [FedAvg(), Scaffold()], ids=str)
+def test_a_stack_that_shrinks_gives_the_same(method: Method, crowd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, in parts of few shapes."""
+    fed = federation(sizes=(3, 20, 9, 25, 14, 30, 7, 33, 5) * 2, cohort=0, local=Local(lr=0.05, batch=1))
+    one, _ = play(fed, method, Serial(fed, precision="float64"), 3)
+    monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
+    monkeypatch.setattr(Stacked, "_few", True)
+    counted = mock.Mock(wraps=stacked._advance)
+    monkeypatch.setattr(stacked, "_advance", counted)
+    other, _ = play(fed, method, Stacked(fed, precision="float64", width=64), 3)
+    assert distance(one.params, other.params) < 1e-12
+    if method != FedAvg():
+        assert distance(one.slots, other.slots) < 1e-12
+    assert len({call.args[-1]["rows"].shape[0] for call in counted.call_args_list}) <= 5
+
+
 def test_a_width_is_found_for_any_model() -> None:
     small, large = federation(), federation(nn.Linear(5, 3))
     assert Stacked(small).width >= 1

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from equipoise import random, tree
-from equipoise.engines import Engine, Serial, Stacked, parts
+from equipoise.engines import Engine, Serial, Stacked
 from equipoise.engines.together import Seat, side_by_side
 from equipoise.errors import TrainingError
 from equipoise.federation import Federation
@@ -125,7 +125,7 @@ UNEVEN = (3, 20, 9, 25, 14, 30, 7, 33, 5) * 2
 def test_a_stack_that_shrinks_gives_the_same(
     method: Method, cohort: int, crowd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "CROWD", crowd)
+    monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd if engine.device.type == "cuda" else 0)
     agree(federation(sizes=UNEVEN, cohort=cohort, local=Local(lr=0.05, batch=1)), method, 5, 1e-10)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise import tree
-from equipoise.engines import Serial, Stacked, graphs, parts
+from equipoise.engines import Serial, Stacked, graphs
 from equipoise.engines.graphs import Graphs, Program
 from equipoise.local import Local
 from equipoise.method import FedAvg, Method
@@ -75,7 +75,7 @@ def test_recorded_programs_give_the_same(
     method: Method, cohort: int, crowd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Stacked, "_few", True)
-    monkeypatch.setattr(parts, "CROWD", crowd)
+    monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
     fed = federation(sizes=(3, 20, 9, 25, 14, 30) * 3, cohort=cohort, local=Local(lr=0.05, batch=1))
     one, _ = play(fed, method, Serial(fed, precision="float64"), 4)
     engine = recording(Stacked(fed, precision="float64", width=64))

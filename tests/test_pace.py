@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.engines.pace import SWITCH, compile_from, round_seconds
+from equipoise.engines.pace import SWITCH, compile_from, crowd, round_seconds
 from equipoise.local import Local
 from tests.federations import federation
 
@@ -41,3 +41,12 @@ def test_only_the_cohort_counts() -> None:
     assert len(fed.draw(0)) == 3
     assert round_seconds(fed, Local(), "cpu", 1) == 3 * 2 * 15 * 30 / 18e9
     assert torch.is_grad_enabled()
+
+
+def test_a_crowd_trains_in_the_time_of_one_and_a_large_model_alone() -> None:
+    small, large = (
+        federation(nn.Sequential(nn.Linear(784, width), nn.Linear(width, 10)), sizes=(64,), shape=(784,), classes=10)
+        for width in (128, 20_000)
+    )
+    assert 10 < crowd(small, Local(batch=32)) < 100
+    assert crowd(large, Local(batch=32)) == 1

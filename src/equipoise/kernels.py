@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equipoise import sliding
+
 Shape = tuple[int, ...]
 Sizes = Sequence[int]
 
@@ -82,6 +84,8 @@ def forward(
 ) -> Tensor:
     _, batch, height, width, channels = x.shape
     clients, _, out_height, out_width, filters = shape
+    if tile is None and sliding.suits(channels, filters, batch, shape[2:4], stride, x, weight):
+        return sliding.slide(x, weight, shape, padding)
     tile = tile or forward_tile(channels, filters, x.element_size())
     tiles = triton.cdiv(batch * out_height * out_width, tile.rows) * triton.cdiv(filters, tile.columns)
     y = x.new_empty(shape)
@@ -98,6 +102,8 @@ def input_gradient(
 ) -> Tensor:
     _, _, out_height, out_width, filters = g.shape
     clients, batch, height, width, channels = shape
+    if tile is None and sliding.suits(filters, channels, batch, shape[2:4], stride, g, weight):
+        return sliding.slide(g, weight, shape, padding, back=True)
     tile = tile or input_tile(channels, filters, g.element_size())
     places = batch * triton.cdiv(height, stride[0]) * triton.cdiv(width, stride[1])
     tiles = triton.cdiv(places, tile.rows) * triton.cdiv(channels, tile.columns)
@@ -117,22 +123,43 @@ def weight_gradient(
     clients, filters, window_height, window_width, _ = shape
     out_height, out_width = g.shape[2:4]
     patch, pixels = window_height * window_width * channels, batch * out_height * out_width
+    if tile is None and sliding.suits(channels, filters, batch, g.shape[2:4], stride, g, x):
+        return _whole(sliding.slide_weights(g, x, shape, padding), g.dtype)
     tile = tile or weight_tile(channels, filters, g.element_size(), patch, clients)
     tiles = triton.cdiv(filters, tile.rows) * triton.cdiv(patch, tile.columns)
     parts = splits(tiles * clients, pixels, tile.depth)
     length = triton.cdiv(triton.cdiv(pixels, parts), tile.depth) * tile.depth
-    sums = g.new_empty(shape) if parts == 1 else g.new_empty(parts, *shape, dtype=torch.float32)
+    sums = g.new_empty(parts, *shape, dtype=g.dtype if parts == 1 else torch.float32)
     run = min(channels & -channels, tile.columns)
     _weight_gradient[(tiles * parts * clients,)](
         g, x, sums, tiles, parts, length, batch, height, width, channels, filters, out_height, out_width,
         window_height, window_width, *stride, *padding, *tile[:3], run, channels % tile.columns == 0, _precision(g),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return sums if parts == 1 else sums.sum(0).to(g.dtype)
+    return _whole(sums, g.dtype)
+
+
+def _whole(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of the parts that a sum was cut into."""
+    if len(sums) == 1:
+        return sums[0]
+    whole = torch.empty_like(sums[0], dtype=dtype)
+    numbers, many = whole.numel(), 1024
+    _add_up[(triton.cdiv(numbers, many),)](sums, whole, len(sums), numbers, many)
+    return whole
 
 
 def _precision(values: Tensor) -> str:
     return "tf32" if values.is_cuda else "ieee"
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _add_up(sums, whole, parts, numbers, many: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * many + tl.arange(0, many)
+    total = tl.zeros((many,), tl.float32)
+    for part in range(parts):
+        total += tl.load(sums + part * numbers + place, mask=place < numbers, other=0.0)
+    tl.store(whole + place, total.to(whole.dtype.element_ty), mask=place < numbers)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from equipoise import random
 from equipoise.convolutions import Convolution, channels_last
 from equipoise.errors import ConfigError
+from equipoise.settled import settled
 from equipoise.tree import Tree
 
 
@@ -59,9 +60,12 @@ class MaskedBatchNorm(nn.Module):
         else:
             assert self.running_var is not None
             mean, var = self.running_mean, self.running_var
-        values = (values - mean.view(shape)) * torch.rsqrt(var.view(shape) + self.eps)
+        scale = torch.rsqrt(var + self.eps)
         if self.weight is not None:
-            values = values * self.weight.view(shape) + self.bias.view(shape)
+            scale = scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        scale, shift = settled(torch.stack([scale, shift])).unbind()
+        values = values * scale.view(shape) + shift.view(shape)
         return values.to(x.dtype)
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,8 +75,8 @@ class MaskedBatchNorm(nn.Module):
         # Both moments in one pass over the values; around the running mean, so that large means cost no digits.
         near = torch.zeros_like(x[0].flatten(1)[:, 0]) if self.running_mean is None else self.running_mean
         some = torch.where(mask, x - near.view([1, -1] + [1] * (x.dim() - 2)), 0)
-        off = _by_channel(some) / real
-        mean, var = near + off, (_by_channel(some.square()) / real - off * off).clamp(min=0)
+        off, square = (settled(torch.stack([_by_channel(some), _by_channel(some.square())])) / real).unbind()
+        mean, var = near + off, (square - off * off).clamp(min=0)
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return mean, var
         alone = count <= 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from equipoise.local import Task
+from equipoise.settled import tell_inductor
 
 OPTIONS: dict[str, dict[str, Any]] = {"inductor": {"online_softmax": False}}  # else it warns where it does without
 _COMPILED: dict[Any, Callable[..., Any]] = {}
@@ -23,6 +24,8 @@ def compiled(function: Callable[..., Any], task: Task, backend: str) -> Callable
     if limits.recompile_limit < 1024 or limits.accumulated_recompile_limit < 4096:
         limits.recompile_limit, limits.accumulated_recompile_limit = 1024, 4096
     if key not in _COMPILED:
+        if backend == "inductor":
+            tell_inductor()
         _COMPILED[key] = torch.compile(
             partial(function, task), dynamic=False, fullgraph=True, backend=backend, options=OPTIONS.get(backend)
         )

@@ -18,6 +18,7 @@ SWITCH = 3  # the round that is the first to be compiled: until then a run has s
 SAVED, SAVED_GPU = 0.3, 0.5
 CORE, GPU = 18e9, 20e12
 STEP, BYTES, PASSES, CLIPPING = 2e-4, 3.5e12, 12, 40
+LATENCY = 6e-5  # seconds of a step of one client on a GPU, compiled
 
 
 def compile_from(fed: Federation, local: Local, rounds: int, device: str, threads: int) -> int | None:
@@ -40,9 +41,17 @@ def round_seconds(fed: Federation, local: Local, device: str, threads: int) -> f
     return operations / (CORE * threads)
 
 
+def crowd(fed: Federation, local: Local) -> int:
+    """About how many clients a GPU trains in the time of one."""
+    n = fed.offsets.diff()
+    batch = int(torch.minimum(local.batches(n)[0], n).max())
+    each = PASSES * tree.nbytes(fed.network.params) / BYTES + 3.0 * _operations(fed) * batch / GPU
+    return max(1, int(LATENCY / each))
+
+
 def _operations(fed: Federation) -> int:
     """Of the model for one sample."""
-    x = fed.features(torch.device("cpu"), torch.float32)(fed.x[:1])
+    x = fed.features(torch.device("cpu"), torch.float32)(fed.x[:1].cpu())
     context = Context(torch.ones(1, dtype=torch.bool), torch.zeros((), dtype=torch.int64), False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         fed.network(fed.network.params, fed.network.buffers, x, context)

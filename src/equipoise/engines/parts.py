@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-# Of programs that are recorded: steps of a part, of clients that all take as many, and of others; and clients that a
-# GPU trains in the time of one.
-LONG, SHORT, CROWD = 64, 8, 8
+# Steps of a part that is recorded: of clients that all take as many, of others, and of others that fill a GPU.
+LONG, SHORT, BRIEF = 64, 8, 2
+FULL = 16  # crowds fill a GPU
 
 
 class Part(NamedTuple):
@@ -17,31 +17,58 @@ class Part(NamedTuple):
     ragged: bool  # may some of them have finished, and stand still?
 
 
-def parts(steps: Sequence[int], few_shapes: bool, recorded: bool = False) -> Iterator[Part]:
-    """The parts of a visit of clients with so many steps, in falling order.
+class Track(NamedTuple):
+    """Clients that begin together."""
 
-    With few shapes the number of clients is only ever halved; what is recorded comes in parts of equal length.
+    clients: slice
+    crowd: int
+    short: int  # steps of a part, if they do not all take as many
 
-    >>> list(parts([3, 3, 1], few_shapes=False))
-    [Part(clients=3, first=0, steps=1, ragged=False), Part(clients=2, first=1, steps=2, ragged=False)]
-    >>> list(parts([2, 1, 1], few_shapes=True))
-    [Part(clients=3, first=0, steps=1, ragged=True), Part(clients=1, first=1, steps=1, ragged=True)]
-    >>> list(parts([10, 8, 3], few_shapes=True, recorded=True))
-    [Part(clients=3, first=0, steps=8, ragged=True), Part(clients=3, first=8, steps=8, ragged=True)]
+    def parts(self, steps: Sequence[int], few_shapes: bool) -> Iterator[Part]:
+        """With few shapes the number of clients is only ever halved, on a GPU not below a quarter or a crowd.
+
+        >>> list(Track(slice(0, 3), 0, 1).parts([3, 3, 1], few_shapes=False))
+        [Part(clients=3, first=0, steps=1, ragged=False), Part(clients=2, first=1, steps=2, ragged=False)]
+        >>> list(Track(slice(0, 3), 0, 1).parts([2, 1, 1], few_shapes=True))
+        [Part(clients=3, first=0, steps=1, ragged=True), Part(clients=1, first=1, steps=1, ragged=True)]
+        >>> list(Track(slice(0, 3), 4, 8).parts([10, 8, 3], few_shapes=True))
+        [Part(clients=3, first=0, steps=8, ragged=True), Part(clients=3, first=8, steps=8, ragged=True)]
+        """
+        steps = steps[self.clients]
+        clients, at, longest = len(steps), 0, steps[0]
+        even = steps[-1] == longest
+        least = max(self.crowd, -(-clients // 4)) if self.crowd else 1
+        while at < longest:
+            needed = sum(mine > at for mine in steps[:clients])
+            if not few_shapes:
+                clients = needed
+                yield (part := Part(clients, at, steps[clients - 1] - at, False))
+            else:
+                while 2 * needed <= clients and clients > least:
+                    clients = (clients + 1) // 2
+                yield (part := Part(clients, at, min(LONG, longest - at) if even else self.short, not even))
+            at += part.steps
+
+
+def tracks(steps: Sequence[int], crowd: int) -> list[Track]:
+    """Clients with so many steps, in falling order, as those that train together.
+
+    A GPU trains a `crowd` in the time of one (0: there is none). What fills it goes in quarters, one after another,
+    so that the short do not wait for the long, and all quarters have the same few shapes.
+
+    >>> tracks([20, 4, 3], crowd=0)
+    [Track(clients=slice(0, 3, None), crowd=0, short=1)]
+    >>> [track.clients for track in tracks([20] * 8 + [5] * 8, crowd=1)]
+    [slice(0, 4, None), slice(4, 8, None), slice(8, 12, None), slice(12, 16, None)]
     """
-    clients, at, longest = len(steps), 0, steps[0]
-    even = steps[-1] == longest
-    while at < longest:
-        needed = sum(mine > at for mine in steps[:clients])
-        if not few_shapes:
-            clients = needed
-            yield (part := Part(clients, at, steps[clients - 1] - at, False))
-        else:
-            while 2 * needed <= clients and not (recorded and clients <= CROWD):
-                clients = (clients + 1) // 2
-            length = min(LONG, longest - at) if even else SHORT if recorded else 1
-            yield (part := Part(clients, at, length, not even))
-        at += part.steps
+    everybody = len(steps)
+    if crowd == 0:
+        return [Track(slice(0, everybody), 0, 1)]
+    if everybody < FULL * crowd:
+        return [Track(slice(0, everybody), crowd, SHORT)]
+    wasteful = 4 * sum(steps) <= 3 * everybody * steps[0]
+    size = -(-everybody // 4) if wasteful else everybody
+    return [Track(slice(low, min(low + size, everybody)), crowd, BRIEF) for low in range(0, everybody, size)]
 
 
 def few(number: int, largest: int, waste: int) -> int:

@@ -20,7 +20,8 @@ from equipoise import tree
 from equipoise.engines.base import Engine, Store, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
-from equipoise.engines.parts import few, parts, room, up
+from equipoise.engines.pace import crowd
+from equipoise.engines.parts import Track, few, room, tracks, up
 from equipoise.engines.precision import arithmetic
 from equipoise.engines.sums import Part, Result, Sums, summed
 from equipoise.engines.transfer import there
@@ -86,6 +87,7 @@ class Stacked(Engine):
         self.compile_around = self.device.type == "cuda"  # on CPU what is around the steps takes no time
         self.graphs = Graphs(self.device)
         self.largest: dict[Local, tuple[Tensor, tuple[int, int, int]]] = {}
+        self.crowds: dict[Local, int] = {}
         self.counter = torch.empty(0, 2)
 
     @property
@@ -257,14 +259,26 @@ class Stacked(Engine):
         return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
     def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Tensor) -> Tree:
-        visit, carry = Visit(**begun["visit"]), Carry(**begun["carry"])
         if len(self.counter) < shapes.steps:
             # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
             self.counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
+        ordered = sorted(steps.tolist(), reverse=True)
+        ended: list[Carry] = []  # in the order of the clients
+        for track in tracks(ordered, self._crowd(task.local)):
+            ended += self._train_some(task, shapes, begun, ordered, track)
+        carry = ended[0]
+        if len(ended) > 1:
+            carry = Carry(*(tree.map(lambda *rows: torch.cat(rows), *some) for some in zip(*ended, strict=True)))
+        return {"carry": carry._asdict()}
+
+    def _train_some(self, task: Task, shapes: Shapes, begun: Tree, ordered: list[int], track: Track) -> list[Carry]:
+        some = track.clients
+        visit, carry = take(Visit(**begun["visit"]), some, shapes.axes), take(Carry(**begun["carry"]), some)
+        rows, counts = begun["rows"][some], begun["counts"][some]
         step = self._fast(_step, task)
         done: list[Carry] = []
-        have = len(steps)
-        for part in parts(sorted(steps.tolist(), reverse=True), self._few, self.graphs.recording):
+        have = len(counts)
+        for part in track.parts(ordered, self._few):
             if part.clients < have:
                 done.append(take(carry, slice(part.clients, have)))
                 carry, visit = take(carry, slice(0, part.clients)), take(visit, slice(0, part.clients), shapes.axes)
@@ -272,16 +286,20 @@ class Stacked(Engine):
             inputs = {
                 "visit": visit._asdict(),
                 "carry": carry._asdict(),
-                "rows": begun["rows"][:have],
-                "counts": begun["counts"][:have],
+                "rows": rows[:have],
+                "counts": counts[:have],
                 "index": self.counter[part.first : part.first + part.steps],
             }
             advance = partial(_advance, step, self.store, shapes, part.steps, part.ragged)
-            carry = self._recorded("advance", advance, task, shapes, inputs, part.steps, part.ragged)
-        if done:
-            together = zip(carry, *done[::-1], strict=True)
-            carry = Carry(*(tree.map(lambda *leaves: torch.cat(leaves), *some) for some in together))
-        return {"carry": carry._asdict()}
+            # Each track has recordings of its own, since the next run of one overwrites what it gave.
+            carry = self._recorded("advance", advance, task, shapes, inputs, some.start, part.steps, part.ragged)
+        return [carry, *done[::-1]]
+
+    def _crowd(self, local: Local) -> int:
+        """How many clients train in the time of one; 0 on CPU."""
+        if local not in self.crowds:
+            self.crowds[local] = crowd(self.fed, local) if self.device.type == "cuda" else 0
+        return self.crowds[local]
 
 
 def _alike(inputs: Tree) -> tuple[torch.Size, ...]:

@@ -1,0 +1,55 @@
+"""Small tensors that are computed once: what a compiler would otherwise compute again wherever they are read."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
+
+_NAME = "equipoise::settled"
+torch.library.define(_NAME, "(Tensor x) -> Tensor")
+_operator = torch.ops.equipoise.settled.default
+
+
+def settled(x: Tensor) -> Tensor:
+    """The same values, and so its gradient."""
+    return _operator(x)  # type: ignore[no-any-return]
+
+
+class _Same(_SingleLevelFunction):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return settled(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return settled(g)
+
+
+def _differentiable(x: Tensor) -> Tensor:
+    with enable_single_level_autograd_function():
+        result: Tensor = _Same.apply(x)  # type: ignore[attr-defined]
+    return result
+
+
+torch.library.impl(_NAME, "cpu", torch.clone)
+torch.library.impl(_NAME, "cuda", torch.clone)
+torch.library.impl(_NAME, "Autograd", _differentiable)
+torch.library.register_fake(_NAME, torch.empty_like)
+torch.library.register_vmap(_NAME, lambda info, dims, x: (settled(x), dims[0]))
+
+
+@cache
+def tell_inductor() -> None:
+    """To write such a tensor down, and not to copy it."""
+    from torch._inductor.lowering import register_lowering
+
+    @register_lowering(_operator, type_promotion_kind=None)
+    def written(x: Any) -> Any:
+        x.realize()
+        return x
