@@ -255,6 +255,14 @@ SHAPES = {
     "odd channels": Layer(3, (10, 9), 24, 130, (2, 2)),
     "many pixels": Layer(100, (28, 28), 16, 32, (3, 3)),
 }
+EVEN = {  # which a GPU that copies boxes by itself can cut into them
+    "rows of an image": Layer(3, (32, 32), 64, 64, (3, 3), (1, 1), (1, 1)),
+    "whole images": Layer(16, (4, 4), 256, 512, (3, 3), (1, 1), (1, 1)),
+    "images halved": Layer(8, (16, 16), 64, 128, (3, 3), (2, 2), (1, 1)),
+    "1x1, images halved": Layer(8, (16, 16), 128, 64, (1, 1), (2, 2)),
+    "thirds": Layer(2, (48, 24), 64, 64, (5, 4), (3, 3), (2, 1)),
+    "a window of its own": Layer(6, (8, 8), 128, 192, (5, 3), (1, 1), (2, 1)),
+}
 
 
 @pytest.mark.gpu
@@ -262,7 +270,7 @@ SHAPES = {
 @pytest.mark.parametrize(
     ("dtype", "error"), [(torch.bfloat16, 1.5e-2), (torch.float16, 2e-3), (torch.float32, 4e-3)], ids=str
 )
-@pytest.mark.parametrize("layer", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("layer", [*SHAPES.values(), *EVEN.values()], ids=[*SHAPES, *EVEN])
 def test_kernels_equal_torch_and_repeat_themselves(
     layer: Layer, dtype: torch.dtype, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +295,27 @@ def test_kernels_equal_torch_and_repeat_themselves(
         assert mine.dtype == dtype
         assert torch.equal(mine, again)
         assert (mine.double() - want).abs().max() <= error * want.abs().max()
+
+
+@pytest.mark.gpu
+@on_cuda
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="this GPU has no such copies"
+)
+@pytest.mark.parametrize("layer", EVEN.values(), ids=EVEN.keys())
+def test_a_hopper_gpu_copies_boxes(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from equipoise import sliding
+
+    used = []
+    for name in ("forward", "input_gradient", "weight_gradient"):
+        kernel = getattr(sliding, name)
+        monkeypatch.setattr(
+            sliding, name, lambda *given, name=name, kernel=kernel: (used.append(name), kernel(*given))[1]
+        )
+    step(lambda x, w, *moves: conv2d(x, w, None, *moves), layer)(
+        *(part.cuda() for part in layer.draw(dtype=torch.bfloat16))
+    )
+    assert used == ["forward", "input_gradient", "weight_gradient"]
 
 
 @pytest.mark.gpu

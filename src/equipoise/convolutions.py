@@ -21,6 +21,8 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from equipoise.settled import settled
+
 Sizes = Sequence[int]
 Operator = Callable[..., Tensor]
 
@@ -68,8 +70,8 @@ def _fast(x: Tensor, weight: Tensor) -> torch.dtype | None:
 
 def stackable_conv2d(x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
     """The convolution of one client by our operators; the channels of what it gives lie last in memory."""
-    # A view whose gradient is a view; indexing's would be a copy into zeros.
-    y = _convolve(_last(x).unsqueeze(0), _last(weight).unsqueeze(0), stride, padding)
+    # Settled, since gradients read them too; unsqueezed, since the gradient of indexing would be a copy into zeros.
+    y = _convolve(settled(_last(x)).unsqueeze(0), settled(_last(weight)).unsqueeze(0), stride, padding)
     return _second(y.squeeze(0))
 
 
@@ -197,7 +199,8 @@ class _Bilinear(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        both = ctx.gradients(ctx.needs_input_grad[2:4], g.contiguous(), *ctx.saved_tensors, *ctx.rest)
+        g = settled(g.contiguous())  # both gradients read it
+        both = ctx.gradients(ctx.needs_input_grad[2:4], g, *ctx.saved_tensors, *ctx.rest)
         return None, None, *both, *[None] * len(ctx.rest)
 
 

@@ -84,8 +84,8 @@ def forward(
 ) -> Tensor:
     _, batch, height, width, channels = x.shape
     clients, _, out_height, out_width, filters = shape
-    if tile is None and sliding.suits(channels, filters, batch, shape[2:4], stride, x, weight):
-        return sliding.slide(x, weight, shape, padding)
+    if tile is None and sliding.suits((height, width), shape[2:4], batch, (channels, filters), stride, x, weight):
+        return sliding.forward(x, weight, shape, stride, padding)
     tile = tile or forward_tile(channels, filters, x.element_size())
     tiles = triton.cdiv(batch * out_height * out_width, tile.rows) * triton.cdiv(filters, tile.columns)
     y = x.new_empty(shape)
@@ -102,8 +102,9 @@ def input_gradient(
 ) -> Tensor:
     _, _, out_height, out_width, filters = g.shape
     clients, batch, height, width, channels = shape
-    if tile is None and sliding.suits(filters, channels, batch, shape[2:4], stride, g, weight):
-        return sliding.slide(g, weight, shape, padding, back=True)
+    plane = height // stride[0], width // stride[1]
+    if tile is None and sliding.suits((height, width), plane, batch, (channels, filters), stride, g, weight):
+        return sliding.input_gradient(g, weight, shape, stride, padding)
     tile = tile or input_tile(channels, filters, g.element_size())
     places = batch * triton.cdiv(height, stride[0]) * triton.cdiv(width, stride[1])
     tiles = triton.cdiv(places, tile.rows) * triton.cdiv(channels, tile.columns)
@@ -123,8 +124,8 @@ def weight_gradient(
     clients, filters, window_height, window_width, _ = shape
     out_height, out_width = g.shape[2:4]
     patch, pixels = window_height * window_width * channels, batch * out_height * out_width
-    if tile is None and sliding.suits(channels, filters, batch, g.shape[2:4], stride, g, x):
-        return _whole(sliding.slide_weights(g, x, shape, padding), g.dtype)
+    if tile is None and sliding.suits((height, width), g.shape[2:4], batch, (channels, filters), stride, g, x):
+        return _whole(sliding.weight_gradient(g, x, shape, stride, padding), g.dtype)
     tile = tile or weight_tile(channels, filters, g.element_size(), patch, clients)
     tiles = triton.cdiv(filters, tile.rows) * triton.cdiv(patch, tile.columns)
     parts = splits(tiles * clients, pixels, tile.depth)

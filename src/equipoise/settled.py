@@ -1,4 +1,4 @@
-"""Small tensors that are computed once: what a compiler would otherwise compute again wherever they are read."""
+"""Tensors that are computed once: what a compiler would otherwise compute again, or write again, for each reader."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _operator = torch.ops.equipoise.settled.default
 
 
 def settled(x: Tensor) -> Tensor:
-    """The same values, and so its gradient."""
-    return _operator(x)  # type: ignore[no-any-return]
+    """The same values; and so its gradient."""
+    return _operator(x) if torch.compiler.is_compiling() else x
 
 
 class _Same(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
-            return settled(x)
+            return _operator(x)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        return settled(g)
+        return _operator(g)  # type: ignore[no-any-return]
 
 
 def _differentiable(x: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ torch.library.impl(_NAME, "cpu", torch.clone)
 torch.library.impl(_NAME, "cuda", torch.clone)
 torch.library.impl(_NAME, "Autograd", _differentiable)
 torch.library.register_fake(_NAME, torch.empty_like)
-torch.library.register_vmap(_NAME, lambda info, dims, x: (settled(x), dims[0]))
+torch.library.register_vmap(_NAME, lambda info, dims, x: (_operator(x), dims[0]))
 
 
 @cache

@@ -1,7 +1,9 @@
-"""Convolutions whose window moves by one pixel, for GPUs that copy boxes of a tensor by themselves (Hopper's TMA).
+"""Convolutions for GPUs that copy boxes of a tensor by themselves (the TMA of Hopper).
 
 They do what the kernels of `equipoise.kernels` do. There every thread works out where its part of a patch lies; here
 one instruction brings a box of pixels, moved by a tap of the window, with zeros where it sticks out of the image.
+A stride is a matter of looking: as [image, row / stride, row % stride, column / stride, (column % stride, channel)]
+pixels that lie a stride apart are neighbours.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 Shape = tuple[int, ...]
 Sizes = Sequence[int]
 DEPTH = 64  # numbers of 16 bits in the 128 bytes that are copied best
+PIXELS = 128  # of a tile
+ENOUGH = 264  # programs: two for each processor of an H200
 
 
 class Box(NamedTuple):
@@ -47,14 +51,15 @@ def box(size: Sizes, pixels: int) -> Box:
     return Box(pixels // (rows * columns), rows, columns)
 
 
-def suits(channels: int, filters: int, batch: int, out: Sizes, stride: Sizes, *given: Tensor) -> bool:
-    """Is this a convolution for these kernels?"""
-    one = box(out, pixels=128)
+def suits(image: Sizes, plane: Sizes, batch: int, features: Sizes, stride: Sizes, *given: Tensor) -> bool:
+    """Is this for these kernels? `plane`: the pixels that are cut into boxes, which must cut it evenly."""
+    part = box(plane, PIXELS)
     return (
-        tuple(stride) == (1, 1)
-        and channels % DEPTH == filters % DEPTH == 0
-        and (one.columns, batch % one.images) == (out[1], 0)
-        and all(part.element_size() == 2 and part.data_ptr() % 16 == 0 for part in given)
+        image[0] % stride[0] == image[1] % stride[1] == batch % part.images == 0
+        and part.columns == plane[1]
+        and (part.images == 1 or part.rows == plane[0])
+        and all(size % DEPTH == 0 for size in features)
+        and all(values.element_size() == 2 and values.data_ptr() % 16 == 0 for values in given)
         and _copies_boxes(given[0].device)
     )
 
@@ -64,52 +69,11 @@ def _copies_boxes(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def slide(
-    x: Tensor, weight: Tensor, shape: Shape, padding: Sizes, back: bool = False, tile: Tile | None = None
-) -> Tensor:
-    """The convolution; `back`: the gradient with respect to its input, of which `x` is then that of its output."""
-    channels, filters = x.shape[-1], shape[-1]
-    window = weight.shape[2:4]
-    tile = tile or slide_tile(filters)
-    part = box(shape[2:4], tile.pixels)
-    y = x.new_empty(shape)
-    across = filters // tile.deep
-    tiles = across * triton.cdiv(shape[1], part.images) * (shape[2] // part.rows) * (shape[3] // part.columns)
-    weights = weight.view(-1, window[0] * window[1] * weight.shape[-1])
-    _slide[(tiles * shape[0],)](
-        _boxes(x, (1, *part, DEPTH)), _boxes(weights, (DEPTH, tile.deep) if back else (tile.deep, DEPTH)),
-        _boxes(y, (1, *part, tile.deep)), tiles, across, shape[2] // part.rows, shape[3] // part.columns,
-        channels, filters, *window, *padding, back, *part, tile.deep, DEPTH,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return y
-
-
-def slide_weights(g: Tensor, x: Tensor, shape: Shape, padding: Sizes, tile: Tile | None = None) -> Tensor:
-    """The gradient with respect to the weights, in parts that are still to be added."""
-    clients, filters, *window, channels = shape
-    tile = tile or weight_tile(filters, channels)
-    part = box(g.shape[2:4], tile.pixels)
-    across, blocks = channels // tile.broad, g[0, ..., 0].numel() // tile.pixels
-    tiles = window[0] * window[1] * (filters // tile.deep) * across
-    parts = max(1, min(-(-ENOUGH // (tiles * clients)), blocks // 8))
-    sums = g.new_empty(parts, *shape, dtype=g.dtype if parts == 1 else torch.float32)
-    _slide_weights[(tiles * parts * clients,)](
-        _boxes(g.view(-1, filters), (tile.pixels, tile.deep)), _boxes(x, (1, *part, tile.broad)), sums,
-        tiles, across, parts, triton.cdiv(blocks, parts), blocks, g.shape[2] // part.rows, filters, channels,
-        *window, *padding, *part, tile.deep, tile.broad, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return sums
-
-
-ENOUGH = 264  # programs: two for each processor
-
-
 # Tiles as they were fastest on an H200, of those that were tried on ResNet-18's layers (10 clients, 40 images each).
 
 
 def slide_tile(filters: int) -> Tile:
-    return Tile(64 if filters % 128 else 128, 0, 128, 4, 3)
+    return Tile(64 if filters % 128 else 128, 0, PIXELS, 4, 3)
 
 
 def weight_tile(filters: int, channels: int) -> Tile:
@@ -118,24 +82,99 @@ def weight_tile(filters: int, channels: int) -> Tile:
     return Tile(128, 128, 64, 8, 3)
 
 
-def _boxes(values: Tensor, size: Sizes) -> TensorDescriptor:
-    return TensorDescriptor(values, list(values.shape), list(values.stride()), list(size))
+def forward(
+    x: Tensor, weight: Tensor, shape: Shape, stride: Sizes, padding: Sizes, tile: Tile | None = None
+) -> Tensor:
+    batch, filters = shape[1], shape[-1]
+    tile = tile or slide_tile(filters)
+    part = box(shape[2:4], tile.pixels)
+    y = x.new_empty(shape)
+    down, across, tiles = shape[2] // part.rows, shape[3] // part.columns, filters // tile.deep
+    _forward[(shape[0] * (batch // part.images) * down * across * tiles,)](
+        _boxes(x, part, DEPTH, stride), _matrix(weight, (tile.deep, DEPTH)), _boxes(y, part, tile.deep),
+        tiles, down, across, batch, x.shape[-1], filters,
+        *weight.shape[2:4], *stride, *padding, *part, tile.deep, DEPTH, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return y
+
+
+def input_gradient(
+    g: Tensor, weight: Tensor, shape: Shape, stride: Sizes, padding: Sizes, tile: Tile | None = None
+) -> Tensor:
+    batch, channels = shape[1], shape[-1]
+    tile = tile or slide_tile(channels)
+    plane = shape[2] // stride[0], shape[3] // stride[1]
+    part = box(plane, tile.pixels)
+    gx = g.new_empty(shape)
+    down, across, tiles = plane[0] // part.rows, plane[1] // part.columns, channels // tile.deep
+    boxes = shape[0] * (batch // part.images) * down * across
+    _input_gradient[(boxes * stride[0] * stride[1] * tiles,)](
+        _boxes(g, part, DEPTH), _matrix(weight, (DEPTH, tile.deep)), _boxes(gx, part, tile.deep, stride),
+        tiles, boxes, down, across, batch, channels, g.shape[-1],
+        *weight.shape[2:4], *stride, *padding, *part, tile.deep, DEPTH, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return gx
+
+
+def weight_gradient(
+    g: Tensor, x: Tensor, shape: Shape, stride: Sizes, padding: Sizes, tile: Tile | None = None
+) -> Tensor:
+    """In parts that are still to be added."""
+    clients, filters, *window, channels = shape
+    tile = tile or weight_tile(filters, channels)
+    part = box(g.shape[2:4], tile.pixels)
+    across, blocks = channels // tile.broad, g[0, ..., 0].numel() // tile.pixels
+    tiles = window[0] * window[1] * (filters // tile.deep) * across
+    parts = max(1, min(-(-ENOUGH // (tiles * clients)), blocks // 8))
+    sums = g.new_empty(parts, *shape, dtype=g.dtype if parts == 1 else torch.float32)
+    _weight_gradient[(tiles * parts * clients,)](
+        _matrix(g, (tile.pixels, tile.deep), columns=filters), _boxes(x, part, tile.broad, stride), sums,
+        tiles, across, parts, triton.cdiv(blocks, parts), blocks, g.shape[2] // part.rows, x.shape[1],
+        filters, channels, *window, *stride, *padding, *part, tile.deep, tile.broad,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return sums
+
+
+def _boxes(images: Tensor, part: Box, depth: int, stride: Sizes = (1, 1)) -> TensorDescriptor:
+    """Boxes of pixels that lie a stride apart, of all clients' images."""
+    clients, batch, height, width, channels = images.shape
+    down, across = stride
+    shape = [clients * batch, height // down, down, width // across, across * channels]
+    row = width * channels
+    strides = [height * row, down * row, row, across * channels, 1]
+    return TensorDescriptor(images, shape, strides, [part.images, part.rows, 1, part.columns, depth])
+
+
+def _matrix(values: Tensor, size: Sizes, columns: int | None = None) -> TensorDescriptor:
+    """Of all clients' weights: a row for each filter; or with so many columns."""
+    matrix = values.flatten(2).flatten(0, 1) if columns is None else values.view(-1, columns)
+    return TensorDescriptor(values, list(matrix.shape), list(matrix.stride()), list(size))
 
 
 @triton.jit
-def _slide(
-    x, weight, y, tiles, across, boxes_down, boxes_across, channels, filters,
-    window_height: tl.constexpr, window_width: tl.constexpr, pad_height: tl.constexpr, pad_width: tl.constexpr,
-    back: tl.constexpr, images: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, deep: tl.constexpr,
-    depth: tl.constexpr,
+def _met(x, image, top, left, i, j, channel, channels, down, across, pad_height, pad_width):
+    """The pixels that a tap of the window meets. (Divisions are of what is not negative: others round up.)"""
+    i += (down - 1) * pad_height
+    j += (across - 1) * pad_width
+    return x.load([
+        image, top + i // down - pad_height, i % down, left + j // across - pad_width, j % across * channels + channel
+    ])  # fmt: skip
+
+
+@triton.jit
+def _forward(
+    x, weight, y, tiles, boxes_down, boxes_across, batch, channels, filters,
+    window_height: tl.constexpr, window_width: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr,
+    images: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, deep: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(0) // tiles
-    tile = tl.program_id(0) % tiles
-    filter = (tile % across) * deep
-    place = tile // across
-    left = (place % boxes_across) * columns
-    top = (place // boxes_across % boxes_down) * rows
+    filter = tl.program_id(0) % tiles * deep
+    place = tl.program_id(0) // tiles
+    left = place % boxes_across * columns
+    top = place // boxes_across % boxes_down * rows
     image = place // (boxes_across * boxes_down) * images
+    weights = image // batch * filters + filter
     pixels: tl.constexpr = images * rows * columns
     # Filters times pixels, and not the other way round: only of the second factor does the compiler know that a box
     # of several axes can be multiplied where it lies.
@@ -144,36 +183,68 @@ def _slide(
     for step in range(window_height * window_width * per_tap):
         tap, channel = step // per_tap, step % per_tap * depth
         i, j = tap // window_width, tap % window_width
-        if back:
-            a = weight.load([client * channels + channel, tap * filters + filter]).T
-            b = x.load([client, image, top + pad_height - i, left + pad_width - j, channel])
-        else:
-            a = weight.load([client * filters + filter, tap * channels + channel])
-            b = x.load([client, image, top + i - pad_height, left + j - pad_width, channel])
+        a = weight.load([weights, tap * channels + channel])
+        b = _met(x, image, top, left, i, j, channel, channels, down, across, pad_height, pad_width)
         total = tl.dot(a, b.reshape(pixels, depth).T, total)
-    y.store([client, image, top, left, filter], total.to(y.dtype).T.reshape(1, images, rows, columns, deep))
+    y.store([image, top, 0, left, filter], total.to(y.dtype).T.reshape(images, rows, 1, columns, deep))
 
 
 @triton.jit
-def _slide_weights(
-    g, x, sums, tiles, across, parts, length, blocks, boxes_down, filters, channels,
-    window_height: tl.constexpr, window_width: tl.constexpr, pad_height: tl.constexpr, pad_width: tl.constexpr,
+def _input_gradient(
+    g, weight, gx, tiles, boxes, boxes_down, boxes_across, batch, channels, filters,
+    window_height: tl.constexpr, window_width: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr,
+    images: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, deep: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    # Pixels that lie a stride apart meet the same taps of the window: each phase of the stride has boxes of its own.
+    channel = tl.program_id(0) % tiles * deep
+    place = tl.program_id(0) // tiles % boxes
+    phase = tl.program_id(0) // (tiles * boxes)
+    left = place % boxes_across * columns
+    top = place // boxes_across % boxes_down * rows
+    image = place // (boxes_across * boxes_down) * images
+    weights = image // batch * filters
+    phase_row, phase_column = phase // across, phase % across
+    first_i, first_j = (phase_row + pad_height) % down, (phase_column + pad_width) % across
+    taps_down = (window_height - first_i + down - 1) // down
+    taps_across = (window_width - first_j + across - 1) // across
+    bottom = top + (phase_row + pad_height) // down
+    right = left + (phase_column + pad_width) // across
+    pixels: tl.constexpr = images * rows * columns
+    total = tl.zeros((deep, pixels), tl.float32)
+    per_tap = filters // depth
+    for step in range(taps_down * taps_across * per_tap):
+        tap, filter = step // per_tap, step % per_tap * depth
+        up, back = tap // taps_across, tap % taps_across
+        within = (first_i + up * down) * window_width + first_j + back * across
+        a = weight.load([weights + filter, within * channels + channel])
+        b = g.load([image, bottom - up, 0, right - back, filter])
+        total = tl.dot(a.T, b.reshape(pixels, depth).T, total)
+    total = total.to(gx.dtype).T.reshape(images, rows, 1, columns, deep)
+    gx.store([image, top, phase_row, left, phase_column * channels + channel], total)
+
+
+@triton.jit
+def _weight_gradient(
+    g, x, sums, tiles, across_tiles, parts, length, blocks, boxes_down, batch, filters, channels,
+    window_height: tl.constexpr, window_width: tl.constexpr, down: tl.constexpr, across: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr,
     images: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, deep: tl.constexpr, broad: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0) % tiles
-    part = (tl.program_id(0) // tiles) % parts
+    part = tl.program_id(0) // tiles % parts
     client = tl.program_id(0) // (tiles * parts)
     clients = tl.num_programs(0) // (tiles * parts)
-    channel = tile % across * broad
-    filter = tile // across % (filters // deep) * deep
-    tap = tile // (across * (filters // deep))
+    channel = tile % across_tiles * broad
+    filter = tile // across_tiles % (filters // deep) * deep
+    tap = tile // (across_tiles * (filters // deep))
     i, j = tap // window_width, tap % window_width
     pixels: tl.constexpr = images * rows * columns
     total = tl.zeros((deep, broad), tl.float32)
     for block in range(part * length, tl.minimum((part + 1) * length, blocks)):
-        top, image = block % boxes_down * rows, block // boxes_down * images
+        top, image = block % boxes_down * rows, client * batch + block // boxes_down * images
         a = g.load([(client * blocks + block) * pixels, filter])
-        b = x.load([client, image, top + i - pad_height, j - pad_width, channel])
+        b = _met(x, image, top, 0, i, j, channel, channels, down, across, pad_height, pad_width)
         total = tl.dot(a.T, b.reshape(pixels, broad), total)
     row = filter + tl.arange(0, deep).to(tl.int64)
     column = tap * channels + channel + tl.arange(0, broad)
