@@ -47,9 +47,13 @@ torch.library.register_vmap(_NAME, lambda info, dims, x: (_operator(x), dims[0])
 @cache
 def tell_inductor() -> None:
     """To write such a tensor down, and not to copy it."""
-    from torch._inductor.lowering import register_lowering
+    from torch._inductor.ir import BaseView, Pointwise
+    from torch._inductor.lowering import clone, register_lowering
 
     @register_lowering(_operator, type_promotion_kind=None)
     def written(x: Any) -> Any:
+        below: Any = x.data.unwrap_view() if isinstance(x.data, BaseView) else None
+        if below is not None and isinstance(below.data, Pointwise):
+            x = clone(x)  # as it is looked at: what lies below would be written in an order of its own
         x.realize()
         return x
