@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from equipoise import random, tree
-from equipoise.engines import Engine, Serial, Stacked
+from equipoise.engines import Engine, Serial, Stacked, parts
 from equipoise.engines.together import Seat, side_by_side
 from equipoise.errors import TrainingError
 from equipoise.federation import Federation
@@ -33,6 +33,8 @@ from equipoise.round import one_round, start
 from equipoise.server import State
 from equipoise.tree import Tree
 from tests.federations import dropout_cnn, federation, image_federation, linear5, norm_cnn
+from tests.test_graphs import UNEVEN, WAYS, recorded_tracks
+from tests.test_parts import RAGGED
 from tests.toys import Doubles, Even, Factor, Lanes, Looker, Square, StartLoss, Visits
 
 pytestmark = [
@@ -66,17 +68,19 @@ def everything(state: State, engine: Engine) -> dict[str, torch.Tensor]:
     return {name: leaf.cpu() for name, leaf in tree.flatten(whole).items()}
 
 
-def agree(fed: Federation, method: Method, count: int, tolerance: float, **options: int) -> None:
-    ends = []
-    for device in ("cuda", "cpu"):
-        engine = Stacked(fed, device=device, precision="float64", **options)
-        ends.append(everything(rounds(fed, method, engine, count), engine))
-    one, other = ends
+def agree(
+    fed: Federation, method: Method, count: int, tolerance: float, compile: bool = False, width: int | None = None
+) -> Stacked:
+    """On a GPU as on a CPU; gives the engine that was on the GPU."""
+    there = Stacked(fed, device="cuda", precision="float64", compile=compile, width=width)
+    here = Stacked(fed, precision="float64", width=width)
+    one, other = (everything(rounds(fed, method, engine, count), engine) for engine in (there, here))
     assert one.keys() == other.keys()
     for name, value in one.items():
         torch.testing.assert_close(
             value, other[name], rtol=tolerance, atol=tolerance, msg=lambda m, at=name: f"{at}: {m}"
         )
+    return there
 
 
 def test_draws_are_the_same_bits() -> None:
@@ -116,17 +120,46 @@ def test_cuda_equals_cpu_in_narrow_blocks() -> None:
     agree(federation(cohort=0), Scaffold(), 4, 1e-10, width=2)
 
 
-UNEVEN = (3, 20, 9, 25, 14, 30, 7, 33, 5) * 2
+@pytest.fixture
+def crowd_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A GPU that trains so many clients in the time of one."""
+
+    def given(crowd: int) -> None:
+        monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd if engine.device.type == "cuda" else 0)
+        monkeypatch.setattr(parts, "HANDFUL", 2)  # so that small tracks shrink, too
+
+    return given
 
 
-@pytest.mark.parametrize("crowd", [1, 3])
-@pytest.mark.parametrize("cohort", [0, 16])
+@pytest.mark.parametrize(("cohort", "crowd", "tracks"), WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("method", [FedAvg(), Scaffold(), CHAINS[5]], ids=str)
 def test_a_stack_that_shrinks_gives_the_same(
-    method: Method, cohort: int, crowd: int, monkeypatch: pytest.MonkeyPatch
+    method: Method, cohort: int, crowd: int, tracks: set[tuple[int, ...]], crowd_of: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd if engine.device.type == "cuda" else 0)
-    agree(federation(sizes=UNEVEN, cohort=cohort, local=Local(lr=0.05, batch=1)), method, 5, 1e-10)
+    crowd_of(crowd)
+    fed = federation(sizes=UNEVEN, cohort=cohort, local=Local(lr=0.05, batch=1))
+    assert recorded_tracks(agree(fed, method, 5, 1e-10)) >= tracks
+
+
+def test_a_compiled_stack_that_shrinks_gives_the_same(crowd_of: Callable[[int], None]) -> None:
+    crowd_of(3)
+    fed = federation(sizes=UNEVEN, cohort=0, local=Local(lr=0.05, batch=1))
+    assert (0, 3) in recorded_tracks(agree(fed, Scaffold(), 4, 1e-10, compile=True))
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_tracks_side_by_side_repeat_bit_by_bit(precision: str) -> None:
+    """They would not, if one wrote where the other reads."""
+    torch.manual_seed(0)
+    fed = federation(
+        mlp(), sizes=tuple(16 * steps for steps in RAGGED), cohort=0, shape=(784,), classes=10,
+        local=Local(lr=0.05, batch=16),
+    )  # fmt: skip
+    engines = [Stacked(fed, device="cuda", precision=precision) for _ in range(2)]
+    one, other = (everything(rounds(fed, FedAvg(), engine, 6), engine) for engine in engines)
+    assert (0, 13) in recorded_tracks(engines[0])
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def test_a_cohort_that_does_not_fit_is_trained_in_the_largest_parts_that_do() -> None:
@@ -282,8 +315,8 @@ def in_company(feds: list[Federation], method: Method, counts: list[int], **opti
     return [found[number] for number in range(len(feds))]
 
 
-def at_once_equals_alone(method: Method, counts: list[int], cohort: int, **options: object) -> None:
-    feds = cells(tuple(range(len(counts))), linear5, cohort=cohort)
+def at_once_equals_alone(feds: list[Federation], method: Method, counts: list[int], **options: object) -> None:
+    """Runs that do not go at once, and are tried in smaller groups, fail here: they are warned of."""
     several = in_company(feds, method, counts, precision="float64", **options)
     for fed, count, got in zip(feds, counts, several, strict=True):
         engine = Stacked(fed, device="cuda", precision="float64")
@@ -293,14 +326,29 @@ def at_once_equals_alone(method: Method, counts: list[int], cohort: int, **optio
             torch.testing.assert_close(value, want[name], rtol=1e-10, atol=1e-10)
 
 
+AT_ONCE = [FedAvg(), Scaffold() + FedAdam(lr=0.05), CHAINS[4], CHAINS[5]]
+
+
 @pytest.mark.parametrize("cohort", [0, 4], ids=["everybody, recorded", "another cohort each round"])
-@pytest.mark.parametrize("method", [FedAvg(), Scaffold() + FedAdam(lr=0.05), CHAINS[4], CHAINS[5]], ids=str)
+@pytest.mark.parametrize("method", AT_ONCE, ids=str)
 def test_runs_at_once_equal_runs_alone(method: Method, cohort: int) -> None:
-    at_once_equals_alone(method, [5, 2, 4], cohort)
+    at_once_equals_alone(cells((0, 1, 2), linear5, cohort=cohort), method, [5, 2, 4])
+
+
+@pytest.mark.parametrize("crowd", [3, None], ids=["in quarters", "in two tracks"])
+@pytest.mark.parametrize("cohort", [0, 16])
+@pytest.mark.parametrize("method", AT_ONCE, ids=str)
+def test_ragged_runs_at_once_equal_runs_alone(
+    method: Method, cohort: int, crowd: int | None, crowd_of: Callable[[int], None]
+) -> None:
+    if crowd is not None:  # else the one that is found for these runs
+        crowd_of(crowd)
+    feds = cells((0, 1, 2), linear5, sizes=UNEVEN, cohort=cohort, local=Local(lr=0.05, batch=1))
+    at_once_equals_alone(feds, method, [5, 2, 4])
 
 
 def test_compiled_runs_at_once_equal_runs_alone() -> None:
-    at_once_equals_alone(Scaffold(), [3, 3], 0, compile=True)
+    at_once_equals_alone(cells((0, 1), linear5, cohort=0), Scaffold(), [3, 3], compile=True)
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise import tree
-from equipoise.engines import Serial, Stacked, graphs
+from equipoise.engines import Serial, Stacked, graphs, parts, stacked
 from equipoise.engines.graphs import Graphs, Program
 from equipoise.local import Local
 from equipoise.method import FedAvg, Method
@@ -18,6 +19,7 @@ from equipoise.methods import FedAdam, Scaffold
 from equipoise.tree import Tree
 from tests.federations import federation
 from tests.test_engines import distance, play
+from tests.test_together import Run, agree, cell, company
 from tests.toys import Lanes, Visits
 
 
@@ -50,9 +52,10 @@ def _like(found: Any, tensors: Iterator[Tensor]) -> Any:
     return type(found)(*parts) if hasattr(found, "_fields") else parts
 
 
-def recording(engine: Stacked) -> Stacked:
-    engine.graphs.recording = True
-    return engine
+def recording(device: torch.device) -> Graphs:
+    made = Graphs(device)
+    made.recording = True
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -60,42 +63,115 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_Recorded", StandIn)
 
 
+@pytest.fixture
+def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Engines that record, on a device that trains so many clients in the time of one."""
+
+    def given(crowd: int) -> None:
+        monkeypatch.setattr(stacked, "Graphs", recording)
+        monkeypatch.setattr(Stacked, "_few", True)
+        monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
+        monkeypatch.setattr(parts, "HANDFUL", 2)  # so that small tracks shrink, too
+
+    return given
+
+
+def recorded_tracks(engine: Stacked) -> set[tuple[int, ...]]:
+    """By their first clients, those that went side by side."""
+    names = [name for name, _ in engine.graphs.recorded]  # type: ignore[misc]
+    return {tuple(track for track, *_ in key) for kind, key, *_ in names if kind == "advance"}
+
+
+UNEVEN = (*(3, 20, 9, 25, 14, 30) * 3, 37, 12)
 METHODS: list[Method] = [
     FedAvg(),
     Scaffold() + FedAdam(lr=0.05),
     Visits(),
-    Lanes(((0, 3, -1), (1, 3, 5), (0, -1, 4))),
+    Lanes((tuple(range(20)), (0, -1, 2, 3, *[-1] * 15, 19))),
 ]
 
 
-@pytest.mark.parametrize("crowd", [1, 3, 100])
-@pytest.mark.parametrize("cohort", [0, 16])
+WAYS = {  # how many clients there are, and are a crowd; and what then goes side by side
+    "quarters": (0, 1, {(0,), (5,), (10,), (15,)}),
+    "quarters of those drawn": (16, 1, {(0,), (4,), (8,), (12,)}),
+    "two tracks": (0, 3, {(0, 3)}),
+    "two tracks of those drawn": (16, 3, {(0, 2)}),
+    "two tracks in one pace": (0, 100, {(0, 3)}),
+    "one track": (12, 3, {(0,)}),
+}
+
+
+@pytest.mark.parametrize(("cohort", "crowd", "tracks"), WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_recorded_programs_give_the_same(
-    method: Method, cohort: int, crowd: int, monkeypatch: pytest.MonkeyPatch
+    method: Method, cohort: int, crowd: int, tracks: set[tuple[int, ...]], like_a_gpu: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(Stacked, "_few", True)
-    monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
-    fed = federation(sizes=(3, 20, 9, 25, 14, 30) * 3, cohort=cohort, local=Local(lr=0.05, batch=1))
-    one, _ = play(fed, method, Serial(fed, precision="float64"), 4)
-    engine = recording(Stacked(fed, precision="float64", width=64))
-    other, _ = play(fed, method, engine, 4)
-    assert engine.graphs.recorded
+    fed = federation(sizes=UNEVEN, cohort=cohort, local=Local(lr=0.05, batch=1))
+    one, _ = play(fed, method, Serial(fed, precision="float64"), 3)
+    like_a_gpu(crowd)
+    engine = Stacked(fed, precision="float64", width=64)
+    other, _ = play(fed, method, engine, 3)
     assert distance(one.params, other.params) < 1e-12
+    if not isinstance(method, Lanes):  # which are everybody, whoever is drawn
+        assert recorded_tracks(engine) >= tracks
+
+
+@pytest.mark.parametrize("crowd", [3, 4], ids=["in quarters", "in two tracks"])
+@pytest.mark.parametrize("method", [FedAvg(), Scaffold() + FedAdam(lr=0.05), Visits()], ids=str)
+def test_recorded_programs_of_several_runs_give_the_same(
+    method: Method, crowd: int, like_a_gpu: Callable[[int], None]
+) -> None:
+    options: dict[str, Any] = {"sizes": UNEVEN, "cohort": 0, "local": Local(lr=0.05, batch=1)}
+    works = [Run(cell(seed, **options), method, rounds) for seed, rounds in ((1, 4), (2, 2), (3, 4))]
+    alone = [work() for work in works]
+    like_a_gpu(crowd)
+    for got, want in zip(company(works), alone, strict=True):
+        agree(got, want)
 
 
 def test_the_least_recently_used_are_forgotten() -> None:
-    made = Graphs(torch.device("cpu"), most=2)
-    made.recording = True
+    made = recording(torch.device("cpu"))
+    made.most = 2
     for name in ("a", "b", "a", "c"):
         found = made.run(name, lambda given: given["x"] + 1, {"x": torch.ones(1)}, at_once=True)
         assert found == 2
-    assert list(made.recorded) == ["a", "c"]
+    assert [name for name, _ in made.recorded] == ["a", "c"]  # type: ignore[misc]
 
 
 def test_what_is_recorded_at_the_second_sight_is_computed_at_the_first() -> None:
-    made = Graphs(torch.device("cpu"))
-    made.recording = True
+    made = recording(torch.device("cpu"))
     for number in range(3):
         assert made.run("a", lambda given: given["x"] * 2, {"x": torch.full((1,), number)}) == 2 * number
         assert len(made.recorded) == min(number, 1)
+
+
+def test_branches_begin_together_and_what_follows_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            seen.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def entered(stream: Stream) -> Iterator[None]:
+        seen.append(f"on {stream.name}")
+        yield
+        seen.append(f"off {stream.name}")
+
+    made = Graphs(torch.device("cpu"))
+    programs = [lambda: seen.append("long") or 1, lambda: seen.append("short") or 2]  # type: ignore[func-returns-value]
+    assert made.branches(programs) == [1, 2]
+    assert seen == ["long", "short"]
+    seen.clear()
+    made.side = Stream("side")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main"))
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    assert made.branches(programs) == [1, 2]
+    assert seen == ["side waits for main", "on side", "long", "off side", "short", "main waits for side"]
+    seen.clear()
+    assert made.branches(programs[:1]) == [1]
+    assert seen == ["long"]

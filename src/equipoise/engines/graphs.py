@@ -6,8 +6,8 @@ A local training is thousands of small kernels; launching them one by one takes 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,23 +15,31 @@ from torch import Tensor
 from equipoise import tree
 from equipoise.tree import Tree
 
+T = TypeVar("T")
 Program = Callable[[Tree], Any]
 
 
 class Graphs:
-    """Programs by signature, recorded when they come a second time, or at once; the least recently used are
+    """Programs by name and shapes, recorded when they come a second time, or at once; the least recently used are
     forgotten."""
 
     def __init__(self, device: torch.device, most: int = 64) -> None:
         self.recording, self.most = device.type == "cuda", most
+        self.side: Any = None  # a stream for programs that go beside others
+        if self.recording:
+            self.side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self.seen: set[int] = set()  # hashes, since some hardly ever come a second time
         self.recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
 
-    def run(self, signature: Hashable, program: Program, inputs: Tree, at_once: bool = False) -> Any:
-        """What the program makes of the inputs. It may be overwritten by the next run: use it up, or copy it."""
+    def run(self, name: Hashable, program: Program, inputs: Tree, at_once: bool = False) -> Any:
+        """What the program makes of the inputs, of whose structure its name tells. It may be overwritten by the next
+        run: use it up, or copy it."""
         if not self.recording:
             return program(inputs)
-        if signature not in self.recorded:
+        leaves = list(tree.leaves(inputs))
+        signature = name, tuple([leaf.shape for leaf in leaves])
+        recorded = self.recorded.get(signature)
+        if recorded is None:
             if (mark := hash(signature)) not in self.seen:
                 self.seen.add(mark)
                 result = program(inputs)  # also what a recording needs: whatever is made only once is made here
@@ -39,9 +47,23 @@ class Graphs:
                     return result
             if len(self.recorded) == self.most:
                 self.recorded.popitem(last=False)
-            self.recorded[signature] = _Recorded(program, tree.map(self._kept, inputs))
+            recorded = self.recorded[signature] = _Recorded(program, tree.map(self._kept, inputs))
         self.recorded.move_to_end(signature)
-        return self.recorded[signature](inputs)
+        return recorded(leaves)
+
+    def branches(self, programs: Sequence[Callable[[], T]]) -> list[T]:
+        """What programs give that do not read from each other. In a graph that is recorded they go side by side, the
+        first with priority; else one after another, since the host does not launch fast enough for more."""
+        first, *others = programs
+        if not others or self.side is None or not torch.cuda.is_current_stream_capturing():
+            return [program() for program in programs]
+        here = torch.cuda.current_stream()
+        self.side.wait_stream(here)
+        with torch.cuda.stream(self.side):
+            found = [first()]
+        found += [program() for program in others]
+        here.wait_stream(self.side)
+        return found
 
     def _kept(self, leaf: Tensor) -> Tensor:
         """Where a recorded program reads an input: where another one writes it, so that it need not be moved."""
@@ -57,8 +79,8 @@ class _Recorded:
             self.outputs = program(inputs)
         self.writes = {leaf.untyped_storage().data_ptr() for leaf in _tensors(self.outputs)}
 
-    def __call__(self, inputs: Tree) -> Any:
-        pairs = zip(self.places, tree.leaves(inputs), strict=True)
+    def __call__(self, inputs: Sequence[Tensor]) -> Any:
+        pairs = zip(self.places, inputs, strict=True)
         moved = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr() or a.stride() != b.stride()]
         if moved:
             torch._foreach_copy_([mine for mine, _ in moved], [new for _, new in moved])

@@ -2,73 +2,137 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from operator import neg
 from typing import NamedTuple
 
 # Steps of a part that is recorded: of clients that all take as many, of others, and of others that fill a GPU.
 LONG, SHORT, BRIEF = 64, 8, 2
+GRAIN = 4  # steps: short parts that last longer or end sooner are multiples of it, so that there are few of them
 FULL = 16  # crowds fill a GPU
+HANDFUL = 8  # clients: a step of fewer takes no less time
+MANY = 16  # clients: of so many, some may be worth a track of their own
 
 
 class Part(NamedTuple):
-    clients: int  # so many of them, those with the most steps
+    track: int  # by its first client
+    clients: int  # so many of the track, those with the most steps
     first: int  # step
     steps: int
     ragged: bool  # may some of them have finished, and stand still?
 
 
-class Track(NamedTuple):
-    """Clients that begin together."""
+Stage = list[Part]  # that go side by side
 
-    clients: slice
+
+class Group(NamedTuple):
+    """Clients that train at the same time: those of a track in step, tracks side by side."""
+
+    tracks: list[slice]  # in falling order of steps
     crowd: int
-    short: int  # steps of a part, if they do not all take as many
+    least: int  # clients that a track is not halved below
+    short: int  # steps of a part, if not all clients take as many
 
-    def parts(self, steps: Sequence[int], few_shapes: bool) -> Iterator[Part]:
-        """With few shapes the number of clients is only ever halved, on a GPU not below a quarter or a crowd.
+    def stages(self, steps: Sequence[int], few_shapes: bool) -> Iterator[Stage]:
+        """One after another, until every track has ended.
 
-        >>> list(Track(slice(0, 3), 0, 1).parts([3, 3, 1], few_shapes=False))
-        [Part(clients=3, first=0, steps=1, ragged=False), Part(clients=2, first=1, steps=2, ragged=False)]
-        >>> list(Track(slice(0, 3), 0, 1).parts([2, 1, 1], few_shapes=True))
-        [Part(clients=3, first=0, steps=1, ragged=True), Part(clients=1, first=1, steps=1, ragged=True)]
-        >>> list(Track(slice(0, 3), 4, 8).parts([10, 8, 3], few_shapes=True))
-        [Part(clients=3, first=0, steps=8, ragged=True), Part(clients=3, first=8, steps=8, ragged=True)]
+        With few shapes the number of clients is only ever halved. Parts that go side by side take about as long: what
+        has few clients gets on by more steps.
+
+        >>> (everybody,) = groups([3, 3, 1], crowd=0)
+        >>> [(part.clients, part.steps) for (part,) in everybody.stages([3, 3, 1], few_shapes=False)]
+        [(3, 1), (2, 2)]
+        >>> [(part.clients, part.steps) for (part,) in everybody.stages([3, 3, 1], few_shapes=True)]
+        [(3, 1), (3, 1), (3, 1)]
+        >>> steps = [30, 30, *[16] * 8, *[2] * 6]
+        >>> (both,) = groups(steps, crowd=2)
+        >>> for stage in both.stages(steps, few_shapes=True):
+        ...     print([(part.clients, part.first, part.steps) for part in stage])
+        [(2, 0, 20), (14, 0, 8)]
+        [(2, 20, 12), (14, 8, 8)]
         """
-        steps = steps[self.clients]
-        clients, at, longest = len(steps), 0, steps[0]
-        even = steps[-1] == longest
-        least = max(self.crowd, -(-clients // 4)) if self.crowd else 1
-        while at < longest:
-            needed = sum(mine > at for mine in steps[:clients])
+        going = [_Progress(track.start, steps[track]) for track in self.tracks]
+        even = going[0].steps[0] == going[-1].steps[-1]
+        while going := [track for track in going if track.left > 0]:
+            for track in going:
+                track.shrink(self.least if few_shapes else 0)
             if not few_shapes:
-                clients = needed
-                yield (part := Part(clients, at, steps[clients - 1] - at, False))
+                yield [track.part(track.together, False) for track in going]
+            elif even:
+                yield [track.part(min(LONG, track.left), False) for track in going]
             else:
-                while 2 * needed <= clients and clients > least:
-                    clients = (clients + 1) // 2
-                yield (part := Part(clients, at, min(LONG, longest - at) if even else self.short, not even))
-            at += part.steps
+                slowest = max(self._time(track.clients) for track in going)
+                yield [track.part(self._fitting(track, slowest), True) for track in going]
+
+    def _fitting(self, track: _Progress, slowest: int) -> int:
+        """Steps of a track in about the time in which the slowest takes a short part; no more than it needs."""
+        grain = min(GRAIN, self.short)
+        fitting = grain * round(self.short * slowest / (grain * self._time(track.clients)))
+        return min(fitting, up(track.left, grain))
+
+    def _time(self, clients: int) -> int:
+        """Of a step, in some unit. On an H200 it was 45 + 0.87 * clients microseconds where a crowd was 21."""
+        return 5 * self.crowd + 2 * clients
 
 
-def tracks(steps: Sequence[int], crowd: int) -> list[Track]:
-    """Clients with so many steps, in falling order, as those that train together.
+class _Progress:
+    """How far a track has come."""
 
-    A GPU trains a `crowd` in the time of one (0: there is none). What fills it goes in quarters, one after another,
-    so that the short do not wait for the long, and all quarters have the same few shapes.
+    def __init__(self, track: int, steps: Sequence[int]) -> None:
+        self.track, self.steps, self.clients, self.at = track, steps, len(steps), 0
 
-    >>> tracks([20, 4, 3], crowd=0)
-    [Track(clients=slice(0, 3, None), crowd=0, short=1)]
-    >>> [track.clients for track in tracks([20] * 8 + [5] * 8, crowd=1)]
-    [slice(0, 4, None), slice(4, 8, None), slice(8, 12, None), slice(12, 16, None)]
+    @property
+    def left(self) -> int:
+        """Steps of the longest client."""
+        return self.steps[0] - self.at
+
+    @property
+    def together(self) -> int:
+        """Steps until the first of the clients has finished."""
+        return self.steps[self.clients - 1] - self.at
+
+    def shrink(self, least: int) -> None:
+        """Let clients that have finished go: by halves, while there are more than so many; if 0, whoever has."""
+        needed = bisect_left(self.steps, -self.at, hi=self.clients, key=neg)  # in falling order
+        if least == 0:
+            self.clients = needed
+        while 2 * needed <= self.clients and self.clients > least:
+            self.clients = (self.clients + 1) // 2
+
+    def part(self, steps: int, ragged: bool) -> Part:
+        made = Part(self.track, self.clients, self.at, steps, ragged)
+        self.at += steps
+        return made
+
+
+def groups(steps: Sequence[int], crowd: int) -> list[Group]:
+    """Clients with so many steps, in falling order, as those that train side by side; one group after another.
+
+    A GPU trains a `crowd` in the time of one (0: there is none). So that the short do not wait for the long: what
+    fills it goes in quarters, one after another, all of the same few shapes; of what does not, the eighth with the
+    most steps goes beside the others, since its many steps take their time however few clients there are.
+
+    >>> [group.tracks for group in groups([20, 4, 3], crowd=0)]
+    [[slice(0, 3, None)]]
+    >>> [group.tracks for group in groups([20] * 8 + [5] * 8, crowd=1)]
+    [[slice(0, 4, None)], [slice(4, 8, None)], [slice(8, 12, None)], [slice(12, 16, None)]]
+    >>> [group.tracks for group in groups([20] * 8 + [5] * 8, crowd=2)]
+    [[slice(0, 2, None), slice(2, 16, None)]]
     """
-    everybody = len(steps)
+    clients = len(steps)
+    everybody = slice(0, clients)
     if crowd == 0:
-        return [Track(slice(0, everybody), 0, 1)]
-    if everybody < FULL * crowd:
-        return [Track(slice(0, everybody), crowd, SHORT)]
-    wasteful = 4 * sum(steps) <= 3 * everybody * steps[0]
-    size = -(-everybody // 4) if wasteful else everybody
-    return [Track(slice(low, min(low + size, everybody)), crowd, BRIEF) for low in range(0, everybody, size)]
+        return [Group([everybody], crowd, least=1, short=1)]
+    wasteful = 4 * sum(steps) <= 3 * clients * steps[0]
+    if clients >= FULL * crowd:
+        size = -(-clients // 4) if wasteful else clients
+        quarters = [slice(low, min(low + size, clients)) for low in range(0, clients, size)]
+        return [Group([quarter], crowd, least=-(-size // 4), short=BRIEF) for quarter in quarters]
+    longest = -(-clients // 8)
+    apart = wasteful and clients >= MANY
+    tracks = [slice(0, longest), slice(longest, clients)] if apart else [everybody]
+    return [Group(tracks, crowd, HANDFUL, SHORT)]
 
 
 def few(number: int, largest: int, waste: int) -> int:

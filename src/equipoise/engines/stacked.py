@@ -3,12 +3,13 @@
 A visit is three programs: `_begin` (before the first step), `_advance` (some steps) and `_end` (what comes back).
 Clients are sorted by their number of steps; as soon as the shortest have finished, the stack shrinks, so that they do
 not pay for the long ones. Programs that are compiled or recorded want few shapes: there the stack is only
-ever halved, and a client that has finished stands still in it.
+ever halved, and a client that has finished stands still in it. On a GPU clients with many steps and with few are
+stacks of their own, which go side by side in one recorded program, or one after another (`parts.groups`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from equipoise.engines.base import Engine, Store, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
 from equipoise.engines.pace import crowd
-from equipoise.engines.parts import Track, few, room, tracks, up
+from equipoise.engines.parts import Group, Stage, few, groups, room, up
 from equipoise.engines.precision import arithmetic
 from equipoise.engines.sums import Part, Result, Sums, summed
 from equipoise.engines.transfer import there
@@ -168,9 +169,9 @@ class Stacked(Engine):
         return take(found, back)  # type: ignore[no-any-return]
 
     def reply(self, question: Question, inputs: Tree, most: int) -> tuple[Tree, Tree]:
-        signature = (question, most, _alike(inputs), self._data_version())
+        name = (question, most, self._data_version())
         replied: tuple[Tree, Tree] = self.graphs.run(
-            signature, lambda given: super(Stacked, self).reply(question, given, most), inputs
+            name, lambda given: super(Stacked, self).reply(question, given, most), inputs
         )
         return replied
 
@@ -255,7 +256,7 @@ class Stacked(Engine):
         self, name: str, program: Callable[[Tree], Any], task: Task, shapes: Shapes, inputs: Tree, *fixed: Any
     ) -> Any:
         """What a part of a visit makes of its inputs; on CUDA it is recorded, and replayed when it comes again."""
-        same = (task.chain, task.local, shapes, self.compiled, _alike(inputs), self._data_version())
+        same = (task.chain, task.local, shapes, self.compiled, self._data_version())
         return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
     def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Tensor) -> Tree:
@@ -264,36 +265,31 @@ class Stacked(Engine):
             self.counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
         ordered = sorted(steps.tolist(), reverse=True)
         ended: list[Carry] = []  # in the order of the clients
-        for track in tracks(ordered, self._crowd(task.local)):
-            ended += self._train_some(task, shapes, begun, ordered, track)
+        for group in groups(ordered, self._crowd(task.local)):
+            ended += self._train_group(task, shapes, begun, ordered, group)
         carry = ended[0]
         if len(ended) > 1:
             carry = Carry(*(tree.map(lambda *rows: torch.cat(rows), *some) for some in zip(*ended, strict=True)))
         return {"carry": carry._asdict()}
 
-    def _train_some(self, task: Task, shapes: Shapes, begun: Tree, ordered: list[int], track: Track) -> list[Carry]:
-        some = track.clients
-        visit, carry = take(Visit(**begun["visit"]), some, shapes.axes), take(Carry(**begun["carry"]), some)
-        rows, counts = begun["rows"][some], begun["counts"][some]
-        step = self._fast(_step, task)
-        done: list[Carry] = []
-        have = len(counts)
-        for part in track.parts(ordered, self._few):
-            if part.clients < have:
-                done.append(take(carry, slice(part.clients, have)))
-                carry, visit = take(carry, slice(0, part.clients)), take(visit, slice(0, part.clients), shapes.axes)
-                have = part.clients
-            inputs = {
-                "visit": visit._asdict(),
-                "carry": carry._asdict(),
-                "rows": rows[:have],
-                "counts": counts[:have],
-                "index": self.counter[part.first : part.first + part.steps],
-            }
-            advance = partial(_advance, step, self.store, shapes, part.steps, part.ragged)
+    def _train_group(
+        self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int], group: Group
+    ) -> list[Carry]:
+        advance = partial(_advance, self._fast(_step, task), self.store, shapes)
+        stacks = {some.start: _Stack(begun, some, shapes.axes) for some in group.tracks}
+        for stage in group.stages(steps, self._few):
+            inputs: Tree = {}
+            for part in stage:
+                stack = stacks[part.track]
+                stack.shrink(part.clients)
+                inputs[str(part.track)] = stack.inputs(self.counter[part.first : part.first + part.steps])
+            program = partial(_advance_all, self.graphs, advance, stage)
             # Each track has recordings of its own, since the next run of one overwrites what it gave.
-            carry = self._recorded("advance", advance, task, shapes, inputs, some.start, part.steps, part.ragged)
-        return [carry, *done[::-1]]
+            key = tuple((part.track, part.steps, part.ragged) for part in stage)
+            carries = self._recorded("advance", program, task, shapes, inputs, key)
+            for part, carry in zip(stage, carries, strict=True):
+                stacks[part.track].carry = carry
+        return [carry for stack in stacks.values() for carry in stack.carries()]
 
     def _crowd(self, local: Local) -> int:
         """How many clients train in the time of one; 0 on CPU."""
@@ -302,9 +298,32 @@ class Stacked(Engine):
         return self.crowds[local]
 
 
-def _alike(inputs: Tree) -> tuple[torch.Size, ...]:
-    """What inputs of one program have in common, beside their names."""
-    return tuple(leaf.shape for leaf in tree.leaves(inputs))
+class _Stack:
+    """The clients of a track: those that still train, and what the others have ended with."""
+
+    def __init__(self, begun: Tree, some: slice, axes: Any) -> None:
+        self.axes = axes
+        self.visit, self.carry = take(Visit(**begun["visit"]), some, axes), take(Carry(**begun["carry"]), some)
+        self.rows, self.counts = begun["rows"][some], begun["counts"][some]
+        self.ended: list[Carry] = []
+
+    def shrink(self, clients: int) -> None:
+        """To so many: the others have ended."""
+        if clients == len(self.counts):
+            return
+        stay, leave = slice(0, clients), slice(clients, None)
+        self.ended.append(take(self.carry, leave))
+        self.visit, self.carry = take(self.visit, stay, self.axes), take(self.carry, stay)
+        self.rows, self.counts = self.rows[stay], self.counts[stay]
+
+    def inputs(self, index: Tensor) -> Tree:
+        """Of some steps with these numbers."""
+        visit, carry = self.visit._asdict(), self.carry._asdict()
+        return {"visit": visit, "carry": carry, "rows": self.rows, "counts": self.counts, "index": index}
+
+    def carries(self) -> list[Carry]:
+        """In the order of the clients: the first end last."""
+        return [self.carry, *self.ended[::-1]]
 
 
 def _begin(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Tree:
@@ -328,6 +347,12 @@ def _begin(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Tree:
         "rows": first[:, None, None] + plan.positions,
         "counts": plan.counts,
     }
+
+
+def _advance_all(graphs: Graphs, advance: Callable[..., Carry], stage: Stage, inputs: Tree) -> list[Carry]:
+    """Some steps of each track that is going."""
+    tracks = zip(stage, inputs.values(), strict=True)
+    return graphs.branches([partial(advance, part.steps, part.ragged, mine) for part, mine in tracks])
 
 
 def _advance(
