@@ -11,7 +11,7 @@ from typing import NamedTuple
 LONG, SHORT, BRIEF = 64, 8, 2
 GRAIN = 4  # steps: short parts that last longer or end sooner are multiples of it, so that there are few of them
 FULL = 16  # crowds fill a GPU
-HANDFUL = 8  # clients: a step of fewer takes no less time
+HANDFUL = 8  # clients: a step of fewer takes no less time, if they are a crowd
 MANY = 16  # clients: of so many, some may be worth a track of their own
 
 
@@ -132,7 +132,7 @@ def groups(steps: Sequence[int], crowd: int) -> list[Group]:
     longest = -(-clients // 8)
     apart = wasteful and clients >= MANY
     tracks = [slice(0, longest), slice(longest, clients)] if apart else [everybody]
-    return [Group(tracks, crowd, HANDFUL, SHORT)]
+    return [Group(tracks, crowd, min(crowd, HANDFUL), SHORT)]
 
 
 def few(number: int, largest: int, waste: int) -> int:
