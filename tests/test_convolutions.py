@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise import convolutions
+from equipoise import convolutions, tree
 from equipoise.convolutions import Convolution, conv2d, stackable_conv2d
 from equipoise.network import Context, Network
+from equipoise.settled import tell_inductor
 
 CLIENTS = 3
 
@@ -240,6 +244,38 @@ def test_a_network_whose_convolutions_are_ours_trains_the_same(monkeypatch: pyte
     for got in (torch.vmap(gradients)(params, x, y), compiled(params, x, y)):
         for name, value in want.items():
             torch.testing.assert_close(got[name], value, rtol=1e-10, atol=1e-10)
+
+
+def test_what_convolutions_read_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples, weights and gradients, which the compiler would make anew for every convolution that reads them."""
+    monkeypatch.setattr(convolutions, "_fast", lambda x, weight: x.dtype)
+    torch.manual_seed(0)
+    convolution = partial(nn.Conv2d, kernel_size=3, padding=1)
+    network = Network(nn.Sequential(convolution(2, 4), nn.BatchNorm2d(4), nn.ReLU(), convolution(4, 4), nn.ReLU()))
+    context = Context(torch.ones(3, dtype=torch.bool), torch.zeros((), dtype=torch.int64), True)
+    params = tree.repeat(network.params, CLIENTS)
+
+    def gradients(params: Any, x: Tensor) -> Any:
+        return torch.func.grad(lambda mine: network(mine, network.buffers, x, context)[0].square().sum())(params)
+
+    tell_inductor()
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.vmap(gradients), fullgraph=True, dynamic=False, options={"fx_graph_cache": False})
+    x = torch.randn(CLIENTS, 3, 2, 6, 6)
+    got, (code,) = run_and_get_code(compiled, params, x)
+    for name, want in torch.vmap(gradients)(params, x).items():
+        torch.testing.assert_close(got[name], want, rtol=1e-4, atol=1e-4)
+    calls = re.findall(r"equipoise\.(convolve\w*)\.default\((?:\w+\()?(buf\d+).*?, (?:\w+\()?(buf\d+)", code)
+    read = {kind: [operands for found, *operands in calls if found == kind] for kind, *_ in calls}
+    assert {kind: len(found) for kind, found in read.items()} == {
+        "convolve": 2,
+        "convolve_input": 1,
+        "convolve_weight": 2,
+    }
+    assert {x for x, _ in read["convolve"]} == {x for _, x in read["convolve_weight"]}
+    ((g, weight),) = read["convolve_input"]
+    assert weight in {weight for _, weight in read["convolve"]}
+    assert g in {g for g, _ in read["convolve_weight"]}
 
 
 # -- the kernels
