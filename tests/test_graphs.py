@@ -94,9 +94,9 @@ METHODS: list[Method] = [
 WAYS = {  # how many clients there are, and are a crowd; and what then goes side by side
     "quarters": (0, 1, {(0,), (5,), (10,), (15,)}),
     "quarters of those drawn": (16, 1, {(0,), (4,), (8,), (12,)}),
-    "two tracks": (0, 3, {(0, 3)}),
-    "two tracks of those drawn": (16, 3, {(0, 2)}),
-    "two tracks in one pace": (0, 100, {(0, 3)}),
+    "two tracks": (0, 3, {(0, 4)}),
+    "two tracks of those drawn": (16, 3, {(0, 4)}),
+    "two tracks in one pace": (0, 100, {(0, 4)}),
     "one track": (12, 3, {(0,)}),
 }
 

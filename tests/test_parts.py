@@ -53,8 +53,8 @@ def test_every_client_takes_each_of_its_steps_once(steps: list[int], few_shapes:
 def test_few_shapes_are_few() -> None:
     steps = cohorts()[-1]
     long, short = trained(steps, True, 8)
-    assert {part.clients for part in long[1]} == {13, 7}
-    assert {part.clients for part in short[1]} == {87, 44, 22, 11, 6}
+    assert {part.clients for part in long[1]} == {16, 8}
+    assert {part.clients for part in short[1]} == {84, 42, 21, 11, 6}
     for some, cut in (long, short):
         assert not any(part.steps % GRAIN for part in cut)
         for part in cut:
