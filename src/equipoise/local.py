@@ -278,7 +278,7 @@ def step(task: Task, visit: Visit, carry: Carry, batch: Batch, index: Tensor, ra
         logits = chain.logits(outputs, now)
         losses = chain.losses(chain.loss(logits, y, now), logits, y, now)
         total = torch.where(mask, losses, 0).sum()  # never losses * mask: inf * 0 is not a number
-        return total / mask.sum().clamp(min=1), buffers
+        return total / batch.real.clamp(min=1), buffers
 
     grads, buffers = torch.func.grad(objective, has_aux=True)(carry.params)
     grads = _clip(chain.grads(grads, env), local.clip)

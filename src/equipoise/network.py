@@ -64,7 +64,7 @@ class MaskedBatchNorm(nn.Module):
         if self.weight is not None:
             scale = scale * self.weight
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
-        scale, shift = settled(torch.stack([scale, shift])).unbind()
+        scale, shift = settled(torch.stack([scale, shift])).unbind()  # else computed anew for every value
         values = values * scale.view(shape) + shift.view(shape)
         return values.to(x.dtype)
 
