@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import tree
-from equipoise.engines import Engine, Serial, Stacked, Sums, stacked
+from equipoise.engines import Engine, Serial, Stacked, Sums, programs
 from equipoise.errors import ConfigError, TrainingError
 from equipoise.federation import Federation
 from equipoise.local import Data, Env, Local
@@ -49,13 +49,13 @@ def distance(a: Tree, b: Tree) -> float:
 def samples_trained(fed: Federation) -> tuple[int, int]:
     """How many samples the stacked engine pushes through the model in a round, padding included; and in how many
     steps."""
-    seen, step = [], stacked._step
+    seen, step = [], programs.step
 
     def counted(task: Any, visit: Any, carry: Any, store: Any, rows: Tensor, *rest: Any) -> Any:
         seen.append(rows[:, 0].numel())
         return step(task, visit, carry, store, rows, *rest)
 
-    with mock.patch.object(stacked, "_step", counted):
+    with mock.patch.object(programs, "step", counted):
         play(fed, FedAvg(), Stacked(fed))
     return sum(seen), len(seen)
 
@@ -116,8 +116,8 @@ def test_a_stack_that_shrinks_gives_the_same(method: Method, crowd: int, monkeyp
     one, _ = play(fed, method, Serial(fed, precision="float64"), 3)
     monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
     monkeypatch.setattr(Stacked, "_few", True)
-    counted = mock.Mock(wraps=stacked._advance)
-    monkeypatch.setattr(stacked, "_advance", counted)
+    counted = mock.Mock(wraps=programs.advance)
+    monkeypatch.setattr(programs, "advance", counted)
     other, _ = play(fed, method, Stacked(fed, precision="float64", width=64), 3)
     assert distance(one.params, other.params) < 1e-12
     if method != FedAvg():
@@ -222,13 +222,13 @@ def test_convolutions_of_one_client_and_of_a_stack_equal_the_serial_ones(options
 def test_on_cpu_a_stack_of_one_is_no_vmap() -> None:
     """It would lay images out anew around every convolution, and lose what is gained by the channels last."""
     fed = federation(colour_cnn(), shape=(3, 6, 6))
-    stacks, step = [], stacked.L.step
+    stacks, step = [], programs.L.step
 
     def watched(task: Any, visit: Any, carry: Any, batch: Any, *rest: Any) -> Any:
         stacks.append(torch._C._functorch.is_batchedtensor(batch.x))
         return step(task, visit, carry, batch, *rest)
 
-    with mock.patch.object(stacked.L, "step", watched):
+    with mock.patch.object(programs.L, "step", watched):
         play(fed, FedAvg(), Stacked(fed))
         assert stacks
         assert not any(stacks)

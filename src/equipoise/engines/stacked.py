@@ -1,6 +1,6 @@
 """The stacked engine: all clients of a wave trained at once, by vmap over the code of one client.
 
-A visit is three programs: `_begin` (before the first step), `_advance` (some steps) and `_end` (what comes back).
+A visit is three programs (`programs.py`): `begin`, before the first step, `advance`, some steps, and `end`.
 Clients are sorted by their number of steps; as soon as the shortest have finished, the stack shrinks, so that they do
 not pay for the long ones. Programs that are compiled or recorded want few shapes: there the stack is only
 ever halved, and a client that has finished stands still in it. On a GPU clients with many steps and with few are
@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise import local as L
 from equipoise import tree
-from equipoise.engines.base import Engine, Store, client_axes, take
+from equipoise.engines import programs
+from equipoise.engines.base import Engine, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
 from equipoise.engines.pace import crowd
 from equipoise.engines.parts import Group, Stage, few, groups, room, up
 from equipoise.engines.precision import arithmetic
-from equipoise.engines.sums import Part, Result, Sums, summed
+from equipoise.engines.programs import Shapes
+from equipoise.engines.sums import Part, Result, Sums
 from equipoise.engines.transfer import there
 from equipoise.errors import TrainingError
-from equipoise.local import Batch, Carry, Data, Local, Task, Visit
+from equipoise.local import Carry, Local, Task, Visit
 from equipoise.method import Chain
 from equipoise.questions import Question
 from equipoise.tree import Tree
@@ -37,16 +38,6 @@ if TYPE_CHECKING:
     from equipoise.server import State, Turn
 
 KEPT = ("buffers", "first", "runs")  # inputs of a visit that are not part of it, and are read when it ends
-
-
-class Shapes(NamedTuple):
-    """What fixes the shapes of a visit's programs, beside those of their inputs."""
-
-    most: int  # samples of a client
-    width: int  # of a batch
-    steps: int
-    axes: Any  # of a visit, as vmap wants them told
-    summed: bool  # give sums, or one row per client?
 
 
 class Call(NamedTuple):
@@ -138,10 +129,10 @@ class Stacked(Engine):
         _, inputs = self._sorted(task, visit, ids, axes)
         n = self.sizes(ids)
         shapes = self._shapes(task.local, n, *task.local.batches(n), axes, True)
-        begun = _begin(task, self.store, shapes, {**inputs, "buffers": state.buffers})
+        begun = programs.begin(task, self.store, shapes, {**inputs, "buffers": state.buffers})
         visit, carry = Visit(**begun["visit"]), Carry(**begun["carry"])
         first = torch.zeros(1, dtype=torch.int64, device=self.device)
-        _step(task, visit, carry, self.store, begun["rows"], begun["counts"], first, axes, False)
+        programs.step(task, visit, carry, self.store, begun["rows"], begun["counts"], first, axes, False)
         return torch.cuda.max_memory_allocated(self.device) - before
 
     def visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor, shared_start: bool) -> Result:
@@ -213,7 +204,7 @@ class Stacked(Engine):
 
     def _around(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What comes before the steps, and after them."""
-        return _begin, _end
+        return programs.begin, programs.end
 
     @property
     def _few(self) -> bool:
@@ -275,7 +266,7 @@ class Stacked(Engine):
     def _train_group(
         self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int], group: Group
     ) -> list[Carry]:
-        advance = partial(_advance, self._fast(_step, task), self.store, shapes)
+        advance = partial(programs.advance, self._fast(programs.step, task), self.store, shapes)
         stacks = {some.start: _Stack(begun, some, shapes.axes) for some in group.tracks}
         for stage in group.stages(steps, self._few):
             inputs: Tree = {}
@@ -326,84 +317,7 @@ class _Stack:
         return [self.carry, *self.ended[::-1]]
 
 
-def _begin(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Tree:
-    """What clients have before their first step. Nothing that steps change may lie where an input lies."""
-    inputs = dict(inputs)
-    buffers, size, first = inputs.pop("buffers"), inputs.pop("size"), inputs.pop("first")
-    visit, axes = Visit(**inputs), shapes.axes
-    clients = len(visit.n)
-    start = visit.start if axes.start == 0 else tree.repeat(visit.start, clients)
-    params = tree.map(torch.clone, start)
-    buffers = tree.map(torch.clone, tree.repeat(buffers, clients) if shapes.summed else buffers)
-    carry = Carry(params, buffers, L.optimiser_state(task.local, params))
-    data = _all_data(task, store, visit, first, shapes)
-    weigh = torch.vmap(partial(L.arrive, task), in_dims=(axes, 0, _data_dims(data)))
-    weight, plain, note = weigh(visit, carry, data)
-    plan = L.schedule(task.local, visit.key, visit.n, size, shapes.most, shapes.width, shapes.steps)
-    return {
-        "visit": visit._replace(weight=weight, note=note)._asdict(),
-        "carry": carry._asdict(),
-        "plain": plain,
-        "rows": first[:, None, None] + plan.positions,
-        "counts": plan.counts,
-    }
-
-
 def _advance_all(graphs: Graphs, advance: Callable[..., Carry], stage: Stage, inputs: Tree) -> list[Carry]:
     """Some steps of each track that is going."""
     tracks = zip(stage, inputs.values(), strict=True)
     return graphs.branches([partial(advance, part.steps, part.ragged, mine) for part, mine in tracks])
-
-
-def _advance(
-    step: Callable[..., Carry], store: Store, shapes: Shapes, steps: int, ragged: bool, inputs: Tree
-) -> Carry:
-    """Some steps."""
-    visit, carry = Visit(**inputs["visit"]), Carry(**inputs["carry"])
-    for number in range(steps):
-        index = inputs["index"][number, :1]
-        carry = step(visit, carry, store, inputs["rows"], inputs["counts"], index, shapes.axes, ragged)
-    return carry
-
-
-def _step(
-    task: Task,
-    visit: Visit,
-    carry: Carry,
-    store: Store,
-    rows: Tensor,
-    counts: Tensor,
-    index: Tensor,
-    dims: Visit,
-    ragged: bool,
-) -> Carry:
-    x, y, copies = store.look_up(rows.index_select(1, index)[:, 0])
-    batch = Batch(store.features(x), y, copies, counts.index_select(1, index)[:, 0])
-
-    def one(visit: Visit, carry: Carry, batch: Batch, index: Tensor) -> Carry:
-        return L.step(task, visit, carry, batch, index, ragged)
-
-    if len(rows) == 1 and rows.device.type == "cpu":  # vmap would lay images out anew around every convolution
-        alone = one(take(visit, 0, dims), take(carry, 0), take(batch, 0), index[0])
-        return Carry(*(tree.map(lambda leaf: leaf[None], part) for part in alone))
-    return torch.vmap(one, in_dims=(dims, 0, 0, None))(visit, carry, batch, index[0])
-
-
-def _end(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Result | Part:
-    """What comes back from clients after their last step."""
-    inputs = dict(inputs)
-    before, first, plain, carry = (inputs.pop(name) for name in ("buffers", "first", "plain", "carry"))
-    visit, carry = Visit(**inputs), Carry(**carry)
-    data = _all_data(task, store, visit, first, shapes)
-    leave = torch.vmap(partial(L.leave, task), in_dims=(shapes.axes, 0, _data_dims(data)))
-    delta, upload, memory, finite = leave(visit, carry, data)
-    result = Result(delta, visit.weight, plain, carry.buffers, upload, memory, finite)
-    return Part(summed(result, before), memory, finite) if shapes.summed else result
-
-
-def _all_data(task: Task, store: Store, visit: Visit, first: Tensor, shapes: Shapes) -> Data | None:
-    return store.all_data(first, visit.n, shapes.most) if any(m.needs_data for m in task.chain) else None
-
-
-def _data_dims(data: Data | None) -> Any:
-    return None if data is None else Data(0, 0, 0, None)  # type: ignore[arg-type]

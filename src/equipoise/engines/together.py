@@ -18,9 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from equipoise import tree
-from equipoise.engines import stacked
+from equipoise.engines import programs
 from equipoise.engines.base import Store, client_axes, take
-from equipoise.engines.stacked import Call, Shapes, Stacked
+from equipoise.engines.programs import Shapes
+from equipoise.engines.stacked import Call, Stacked
 from equipoise.engines.sums import Part, Result, summed
 from equipoise.engines.transfer import there
 from equipoise.local import Task, Visit
@@ -257,7 +258,7 @@ def _begin_runs(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Tree:
     """What clients have before their first step: what those of a run share, each has as its own."""
     inputs = dict(inputs)
     runs = inputs.pop("runs")
-    return stacked._begin(task, store, shapes._replace(summed=False), inputs | tree.rows(runs["same"], runs["of"]))
+    return programs.begin(task, store, shapes._replace(summed=False), inputs | tree.rows(runs["same"], runs["of"]))
 
 
 def _end_runs(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> list[Result | Part]:
@@ -265,7 +266,7 @@ def _end_runs(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> list[Re
     inputs = dict(inputs)
     runs = inputs.pop("runs")
     before = inputs.setdefault("buffers", runs["same"].get("buffers"))
-    result = stacked._end(task, store, shapes._replace(summed=False), inputs)
+    result = programs.end(task, store, shapes._replace(summed=False), inputs)
     found: list[Any] = [take(result, place) for place in runs["places"].values()]
     if not shapes.summed:
         return found
