@@ -71,12 +71,12 @@ def test_the_longest_go_beside_the_others() -> None:
     stages = list(group.stages(RAGGED, few_shapes=True))
 
     def time(parts: Iterable[Part]) -> float:
-        return sum(part.steps * (45 + 0.87 * part.clients) for part in parts)
+        return sum(part.steps * (58 + 0.72 * part.clients) for part in parts)
 
     alone = [time(cut) for _, cut in trained(RAGGED, True, 21)]
     at_once = sum(max(time([part]) for part in stage) for stage in stages)
     assert len(alone) == 2
-    assert max(alone) <= at_once < min(1.1 * max(alone), 3600)
+    assert max(alone) <= at_once < min(1.1 * max(alone), 4500)
     assert sum(part.clients * part.steps for stage in stages for part in stage) < 1.4 * sum(RAGGED)
 
 
