@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise import random, tree
+from equipoise import models, random, tree
 from equipoise.engines import Engine, Serial, Stacked, parts
+from equipoise.engines.graphs import Graphs
 from equipoise.engines.together import Seat, side_by_side
 from equipoise.errors import TrainingError
 from equipoise.federation import Federation
@@ -33,7 +34,7 @@ from equipoise.round import one_round, start
 from equipoise.server import State
 from equipoise.tree import Tree
 from tests.federations import dropout_cnn, federation, image_federation, linear5, norm_cnn
-from tests.test_graphs import UNEVEN, WAYS, recorded_tracks
+from tests.test_graphs import UNEVEN, WAYS, kinds, recorded_tracks
 from tests.test_parts import RAGGED
 from tests.toys import Doubles, Even, Factor, Lanes, Looker, Square, StartLoss, Visits
 
@@ -127,6 +128,7 @@ def crowd_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def given(crowd: int) -> None:
         monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd if engine.device.type == "cuda" else 0)
         monkeypatch.setattr(parts, "HANDFUL", 2)  # so that small tracks shrink, too
+        monkeypatch.setattr(Graphs, "forget", lambda *_: None)  # so that one can see what there was
 
     return given
 
@@ -149,8 +151,9 @@ def test_a_compiled_stack_that_shrinks_gives_the_same(crowd_of: Callable[[int], 
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-def test_tracks_side_by_side_repeat_bit_by_bit(precision: str) -> None:
+def test_tracks_side_by_side_repeat_bit_by_bit(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would not, if one wrote where the other reads."""
+    monkeypatch.setattr(Graphs, "forget", lambda *_: None)
     torch.manual_seed(0)
     fed = federation(
         mlp(), sizes=tuple(16 * steps for steps in RAGGED), cohort=0, shape=(784,), classes=10,
@@ -159,7 +162,25 @@ def test_tracks_side_by_side_repeat_bit_by_bit(precision: str) -> None:
     engines = [Stacked(fed, device="cuda", precision=precision) for _ in range(2)]
     one, other = (everything(rounds(fed, FedAvg(), engine, 6), engine) for engine in engines)
     assert (0, 16) in recorded_tracks(engines[0])
+    assert "visit" in kinds(engines[0])
     assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize(("name", "shape"), [("astraea_cnn", (1, 28, 28)), ("pfl_cnn", (3, 32, 32))])
+def test_compiled_networks_train_as_they_do_one_by_one(name: str, shape: tuple[int, ...], precision: str) -> None:
+    """In float32, without a compiler and kernels of our own; sizes are odd, as a compiler may mistake them."""
+    torch.manual_seed(0)
+    network = models.build(name, shape, 10)
+    local = Local(lr=0.02, batch=10)
+    fed = federation(network, sizes=(24, 19, 13, 20, 10), cohort=0, shape=shape, classes=10, local=local)
+    fast = Stacked(fed, device="cuda", precision=precision, compile=True)
+    plain = Serial(fed, device="cuda", precision="float32")
+    ways: list[tuple[Engine, int]] = [(fast, 0), (fast, 3), (plain, 3)]
+    before, after, want = (everything(rounds(fed, FedAvg(), engine, count), engine) for engine, count in ways)
+    for leaf, was in before.items():
+        far = (after[leaf] - want[leaf]).norm() / (want[leaf] - was).norm()
+        assert far < 0.3, leaf
 
 
 def test_a_cohort_that_does_not_fit_is_trained_in_the_largest_parts_that_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,8 +73,13 @@ def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(Stacked, "_few", True)
         monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
         monkeypatch.setattr(parts, "HANDFUL", 2)  # so that small tracks shrink, too
+        monkeypatch.setattr(Graphs, "forget", lambda *_: None)  # so that one can see what there was
 
     return given
+
+
+def kinds(engine: Stacked) -> set[str]:
+    return {name[0] for name, _ in engine.graphs.recorded}  # type: ignore[misc]
 
 
 def recorded_tracks(engine: Stacked) -> set[tuple[int, ...]]:
@@ -114,6 +120,7 @@ def test_recorded_programs_give_the_same(
     assert distance(one.params, other.params) < 1e-12
     if not isinstance(method, Lanes):  # which are everybody, whoever is drawn
         assert recorded_tracks(engine) >= tracks
+        assert ("visit" in kinds(engine)) == (cohort == 0)
 
 
 @pytest.mark.parametrize("crowd", [3, 4], ids=["in quarters", "in two tracks"])
@@ -127,6 +134,33 @@ def test_recorded_programs_of_several_runs_give_the_same(
     like_a_gpu(crowd)
     for got, want in zip(company(works), alone, strict=True):
         agree(got, want)
+
+
+def test_a_visit_that_comes_again_is_one_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "Graphs", recording)
+    monkeypatch.setattr(Stacked, "_few", True)
+    fed = federation(sizes=UNEVEN, cohort=0, local=Local(lr=0.05, batch=1))
+    engine = Stacked(fed, precision="float64", width=64)
+    found = [kinds(engine) for _ in map(partial(play, fed, FedAvg(), engine), (1, 1, 1))]
+    assert found == [{"begin", "advance", "end"}, {"visit"}, {"visit"}]
+    monkeypatch.setattr(stacked, "LONGEST", 30)
+    long = Stacked(fed, precision="float64", width=64)
+    play(fed, FedAvg(), long, 3)
+    assert kinds(long) == {"begin", "advance", "end"}
+
+
+def test_what_a_recorded_program_is_made_of_is_not_recorded_again() -> None:
+    made = recording(torch.device("cpu"))
+
+    def inner(given: Tree) -> Tree:
+        return {"x": given["x"] + 1}
+
+    def outer(given: Tree) -> Tree:
+        return made.run("inner", inner, made.run("inner", inner, given, at_once=True), at_once=True)  # type: ignore[no-any-return]
+
+    for number in range(3):
+        assert made.run("outer", outer, {"x": torch.full((1,), number)}, at_once=True)["x"] == number + 2
+    assert [name for name, _ in made.recorded] == ["outer"]  # type: ignore[misc]
 
 
 def test_the_least_recently_used_are_forgotten() -> None:

@@ -168,7 +168,7 @@ def _by_kernel(kernel: str, one: Operator, shape: Callable[..., tuple[int, ...]]
     from equipoise import kernels  # Triton is there where CUDA is
 
     run: Operator = getattr(kernels, kernel)
-    return run(a, b, shape(*given), *rest[-2:])
+    return run(a.contiguous(), b.contiguous(), shape(*given), *rest[-2:])
 
 
 def _fold(operator: Operator, images: bool, info: Any, dims: Any, a: Tensor, b: Tensor, *rest: Sizes) -> Any:

@@ -46,14 +46,15 @@ torch.library.register_vmap(_NAME, lambda info, dims, x: (_operator(x), dims[0])
 
 @cache
 def tell_inductor() -> None:
-    """To write such a tensor down, and not to copy it."""
-    from torch._inductor.ir import BaseView, Pointwise
+    """To write such a tensor down once, laid out as it is said to be, and not to copy it."""
+    from torch._inductor.ir import BaseView, ExternKernel, Pointwise
     from torch._inductor.lowering import clone, register_lowering
+    from torch._inductor.virtualized import V
 
     @register_lowering(_operator, type_promotion_kind=None)
     def written(x: Any) -> Any:
         below: Any = x.data.unwrap_view() if isinstance(x.data, BaseView) else None
         if below is not None and isinstance(below.data, Pointwise):
             x = clone(x)  # as it is looked at: what lies below would be written in an order of its own
-        x.realize()
-        return x
+        # Left open, the layout may still change when others have begun to read it.
+        return ExternKernel.require_exact_strides(x, list(V.graph.current_node.meta["val"].stride()))

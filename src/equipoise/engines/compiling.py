@@ -11,7 +11,12 @@ import torch
 from equipoise.local import Task
 from equipoise.settled import tell_inductor
 
-OPTIONS: dict[str, dict[str, Any]] = {"inductor": {"online_softmax": False}}  # else it warns where it does without
+OPTIONS: dict[str, dict[str, Any]] = {
+    "inductor": {
+        "online_softmax": False,  # else it warns where it does without
+        "comprehensive_padding": False,  # our operators take what lies without gaps, and would have it copied
+    }
+}
 _COMPILED: dict[Any, Callable[..., Any]] = {}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,28 +29,44 @@ class Graphs:
         self.side: Any = None  # a stream for programs that go beside others
         if self.recording:
             self.side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.within = False  # is a program being recorded? What it is made of is then part of that recording
         self.seen: set[int] = set()  # hashes, since some hardly ever come a second time
         self.recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
 
     def run(self, name: Hashable, program: Program, inputs: Tree, at_once: bool = False) -> Any:
         """What the program makes of the inputs, of whose structure its name tells. It may be overwritten by the next
         run: use it up, or copy it."""
-        if not self.recording:
+        if not self.recording or self.within:
             return program(inputs)
         leaves = list(tree.leaves(inputs))
         signature = name, tuple([leaf.shape for leaf in leaves])
         recorded = self.recorded.get(signature)
         if recorded is None:
-            if (mark := hash(signature)) not in self.seen:
+            if not at_once and (mark := hash(signature)) not in self.seen:
                 self.seen.add(mark)
-                result = program(inputs)  # also what a recording needs: whatever is made only once is made here
-                if not at_once:
-                    return result
+                return program(inputs)
             if len(self.recorded) == self.most:
                 self.recorded.popitem(last=False)
-            recorded = self.recorded[signature] = _Recorded(program, tree.map(self._kept, inputs))
+            recorded = self.recorded[signature] = self._record(program, inputs)
         self.recorded.move_to_end(signature)
         return recorded(leaves)
+
+    def _record(self, program: Program, inputs: Tree) -> _Recorded:
+        whole = partial(self._inline, program)
+        whole(inputs)  # whatever is made only once is made here
+        return _Recorded(whole, tree.map(self._kept, inputs))
+
+    def _inline(self, program: Program, inputs: Tree) -> Any:
+        self.within = True
+        try:
+            return program(inputs)
+        finally:
+            self.within = False
+
+    def forget(self, *kinds: str) -> None:
+        """What was recorded under names that begin so, and the memory that it holds."""
+        for signature in [known for known in self.recorded if known[0][0] in kinds]:  # type: ignore[index]
+            del self.recorded[signature]
 
     def branches(self, programs: Sequence[Callable[[], T]]) -> list[T]:
         """What programs give that do not read from each other. In a graph that is recorded they go side by side, the

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise import tree
-from equipoise.engines import programs
+from equipoise.engines import parts, programs
 from equipoise.engines.base import Engine, client_axes, take
 from equipoise.engines.compiling import compiled
 from equipoise.engines.graphs import Graphs
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from equipoise.engines.together import Seat
     from equipoise.server import State, Turn
 
+LONGEST = 512  # steps of a client, in a visit that is recorded as a whole
 KEPT = ("buffers", "first", "runs")  # inputs of a visit that are not part of it, and are read when it ends
 
 
@@ -80,6 +81,7 @@ class Stacked(Engine):
         self.graphs = Graphs(self.device)
         self.largest: dict[Local, tuple[Tensor, tuple[int, int, int]]] = {}
         self.crowds: dict[Local, int] = {}
+        self.last_visit, self.repeated = 0, set[int]()  # hashes
         self.counter = torch.empty(0, 2)
 
     @property
@@ -184,13 +186,19 @@ class Stacked(Engine):
         size, steps = task.local.batches(n)
         shapes = self._shapes(task.local, n, size, steps, axes, add_up)
         before, after = (partial(self._fast(made, task, around=True), self.store, shapes) for made in self._around())
-        kept = {name: inputs[name] for name in KEPT if name in inputs}
+        ordered = sorted(steps.tolist(), reverse=True)
+
+        def visit(inputs: Tree) -> Any:
+            begun = self._recorded("begin", before, task, shapes, inputs)
+            kept = {name: inputs[name] for name in KEPT if name in inputs}
+            ending = {**kept, **begun["visit"], "plain": begun["plain"], **self._train(task, shapes, begun, ordered)}
+            return self._recorded("end", after, task, shapes, ending)
+
         try:
             with arithmetic(self.device, self.precision):
-                begun = self._recorded("begin", before, task, shapes, inputs)
-                carry = self._train(task, shapes, begun, steps)
-                ending = {**kept, **begun["visit"], "plain": begun["plain"], **carry}
-                return self._recorded("end", after, task, shapes, ending)
+                if self._comes_again(task, shapes, ordered):
+                    return self._recorded("visit", visit, task, shapes, inputs, tuple(ordered))
+                return visit(inputs)
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"train.block = {self.width}: the device has not enough memory for {len(ids)} clients at once;"
@@ -201,6 +209,15 @@ class Stacked(Engine):
                 f"the model or a method failed while clients were trained together: {type(error).__name__}: {error};"
                 " train.engine = 'serial' says which one, at which tap and client"
             ) from error
+
+    def _comes_again(self, task: Task, shapes: Shapes, steps: Sequence[int]) -> bool:
+        """Is it a visit that is worth recording as a whole: like the one before it, and not too long?"""
+        this = hash((task.chain, task.local, shapes, self.compiled, self._data_version(), *steps))
+        if this == self.last_visit and this not in self.repeated and steps[0] <= LONGEST:
+            self.repeated.add(this)
+            self.graphs.forget("begin", "advance", "end")  # its parts, which need no memory from here on
+        self.last_visit = this
+        return this in self.repeated
 
     def _around(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What comes before the steps, and after them."""
@@ -250,14 +267,13 @@ class Stacked(Engine):
         same = (task.chain, task.local, shapes, self.compiled, self._data_version())
         return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
-    def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Tensor) -> Tree:
+    def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int]) -> Tree:
         if len(self.counter) < shapes.steps:
             # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
             self.counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
-        ordered = sorted(steps.tolist(), reverse=True)
         ended: list[Carry] = []  # in the order of the clients
-        for group in groups(ordered, self._crowd(task.local)):
-            ended += self._train_group(task, shapes, begun, ordered, group)
+        for group in groups(steps, self._crowd(task.local)):
+            ended += self._train_group(task, shapes, begun, steps, group)
         carry = ended[0]
         if len(ended) > 1:
             carry = Carry(*(tree.map(lambda *rows: torch.cat(rows), *some) for some in zip(*ended, strict=True)))
@@ -268,17 +284,24 @@ class Stacked(Engine):
     ) -> list[Carry]:
         advance = partial(programs.advance, self._fast(programs.step, task), self.store, shapes)
         stacks = {some.start: _Stack(begun, some, shapes.axes) for some in group.tracks}
-        for stage in group.stages(steps, self._few):
-            inputs: Tree = {}
-            for part in stage:
-                stack = stacks[part.track]
-                stack.shrink(part.clients)
-                inputs[str(part.track)] = stack.inputs(self.counter[part.first : part.first + part.steps])
+        stages = list(group.stages(steps, self._few))
+
+        def inputs(part: parts.Part) -> Tree:
+            return stacks[part.track].inputs(part.clients, self.counter[part.first : part.first + part.steps])
+
+        def whole_track(track: int) -> None:
+            for part in (part for stage in stages for part in stage if part.track == track):
+                stacks[track].carry = advance(part.steps, part.ragged, inputs(part))
+
+        if self.graphs.within:  # then no track need wait for another
+            self.graphs.branches([partial(whole_track, track) for track in stacks])
+            stages = []
+        for stage in stages:
             program = partial(_advance_all, self.graphs, advance, stage)
             # Each track has recordings of its own, since the next run of one overwrites what it gave.
             key = tuple((part.track, part.steps, part.ragged) for part in stage)
-            carries = self._recorded("advance", program, task, shapes, inputs, key)
-            for part, carry in zip(stage, carries, strict=True):
+            given = {str(part.track): inputs(part) for part in stage}
+            for part, carry in zip(stage, self._recorded("advance", program, task, shapes, given, key), strict=True):
                 stacks[part.track].carry = carry
         return [carry for stack in stacks.values() for carry in stack.carries()]
 
@@ -298,7 +321,7 @@ class _Stack:
         self.rows, self.counts = begun["rows"][some], begun["counts"][some]
         self.ended: list[Carry] = []
 
-    def shrink(self, clients: int) -> None:
+    def _shrink(self, clients: int) -> None:
         """To so many: the others have ended."""
         if clients == len(self.counts):
             return
@@ -307,8 +330,9 @@ class _Stack:
         self.visit, self.carry = take(self.visit, stay, self.axes), take(self.carry, stay)
         self.rows, self.counts = self.rows[stay], self.counts[stay]
 
-    def inputs(self, index: Tensor) -> Tree:
-        """Of some steps with these numbers."""
+    def inputs(self, clients: int, index: Tensor) -> Tree:
+        """Of some steps of so many clients, with these numbers."""
+        self._shrink(clients)
         visit, carry = self.visit._asdict(), self.carry._asdict()
         return {"visit": visit, "carry": carry, "rows": self.rows, "counts": self.counts, "index": index}
 
