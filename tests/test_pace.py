@@ -21,6 +21,16 @@ def test_long_runs_are_compiled_and_short_ones_are_not() -> None:
     assert compile_from(fed, fed.local, SWITCH + enough + 10, "cpu", 1) == SWITCH
 
 
+def test_every_width_of_a_batch_costs_as_much() -> None:
+    fed = federation(nn.Linear(1000, 3), sizes=(600, 500, 90, 11), shape=(1000,), cohort=0)
+    full, fixed = Local(batch="full"), Local(batch=8)
+    seconds = round_seconds(fed, full, "cpu", 1)
+    enough = round(8.0 / 0.3 / seconds)
+    assert compile_from(fed, fixed, SWITCH + enough + 10, "cpu", 1) == SWITCH
+    assert compile_from(fed, full, SWITCH + 3 * enough - 10, "cpu", 1) is None
+    assert compile_from(fed, full, SWITCH + 4 * enough + 10, "cpu", 1) == SWITCH
+
+
 def test_a_round_takes_as_long_as_its_operations() -> None:
     fed = federation(nn.Linear(5, 3), sizes=(7, 12, 20), cohort=0)
     once = Local(batch=4)

@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from equipoise import tree
+from equipoise.engines.parts import few
 from equipoise.federation import Federation
 from equipoise.local import Local
 from equipoise.network import Context
@@ -25,7 +26,7 @@ def compile_from(fed: Federation, local: Local, rounds: int, device: str, thread
     """The round from which on to compile; None where the run is too short for it."""
     saved = SAVED_GPU if device.startswith("cuda") else SAVED
     worth = saved * round_seconds(fed, local, device, threads) * (rounds - SWITCH)
-    return SWITCH if worth > _cost(fed, device) else None
+    return SWITCH if worth > _cost(fed, device) * _widths(fed, local, device) else None
 
 
 def round_seconds(fed: Federation, local: Local, device: str, threads: int) -> float:
@@ -47,6 +48,15 @@ def crowd(fed: Federation, local: Local) -> int:
     batch = int(torch.minimum(local.batches(n)[0], n).max())
     each = PASSES * tree.nbytes(fed.network.params) / BYTES + 3.0 * _operations(fed) * batch / GPU
     return max(1, int(LATENCY / each))
+
+
+def _widths(fed: Federation, local: Local, device: str) -> int:
+    """Of batches: each is a program of its own, and a batch of all of a client's samples has almost any."""
+    if device.startswith("cuda") and local.batch != "full" and local.steps_per_epoch is None:
+        return 1  # then all clients train with the widest
+    n = fed.offsets.diff()
+    widths = torch.minimum(local.batches(n)[0], n)
+    return len({few(width, int(widths.max()), 1) for width in set(widths.tolist())})
 
 
 def _operations(fed: Federation) -> int:

@@ -78,8 +78,8 @@ def shown(measure: str, value: float | None, signed: bool = False) -> str:
     """
     >>> shown("accuracy", 0.8029), shown("kld", 0.174), shown("rounds_to_target", math.inf), shown("accuracy", None)
     ('80.3', '0.174', 'never', '–')
-    >>> shown("accuracy", -0.004, signed=True)
-    '-0.4'
+    >>> shown("accuracy", -0.004, signed=True), shown("rounds_to_target", 4.0)
+    ('-0.4', '4')
     """
     if value is None:
         return MISSING
@@ -87,5 +87,5 @@ def shown(measure: str, value: float | None, signed: bool = False) -> str:
         return NEVER
     if MEASURES[measure].points:
         return f"{100 * value:{'+' if signed else ''}.1f}"
-    digits = ".3f" if abs(value) < 10 else ".0f"
+    digits = ".0f" if abs(value) >= 10 or (value and value == round(value)) else ".3f"
     return f"{value:{'+' if signed else ''}{digits}}"
