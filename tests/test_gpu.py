@@ -117,6 +117,14 @@ def test_cuda_equals_cpu_with_buffers_and_dropout(network: Callable[[], nn.Modul
     agree(image_federation(network(), cohort=0), method, 4, 1e-9)
 
 
+@pytest.mark.parametrize("compile", [False, True], ids=["plain", "compiled"])
+def test_cuda_equals_cpu_with_images_moved(compile: bool) -> None:
+    torch.manual_seed(0)
+    fed = image_federation(norm_cnn(), cohort=0)
+    fed = replace(fed, local=replace(fed.local, augment="flip_crop"))
+    agree(fed, FedAvg(), 3, 1e-9, compile=compile)
+
+
 def test_cuda_equals_cpu_in_narrow_blocks() -> None:
     agree(federation(cohort=0), Scaffold(), 4, 1e-10, width=2)
 
