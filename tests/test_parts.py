@@ -97,6 +97,14 @@ def test_a_full_device_trains_in_quarters_and_wastes_little() -> None:
     assert alike.tracks == [slice(0, 100)]
 
 
+def test_a_handful_comes_in_parts_that_are_long_but_of_few_lengths() -> None:
+    for steps in ([65, 60, 52, 48, 30], [99, 3], [7, 2]):
+        ((_, cut),) = trained(steps, True, HANDFUL)
+        assert sum(part.steps for part in cut) < steps[0] + GRAIN
+        assert {part.steps for part in cut} <= {4, 8, 16, 32, 64}
+        assert len(cut) <= 4
+
+
 def test_clients_with_as_many_steps_come_in_long_parts() -> None:
     ((_, cut),) = trained([200, 200], True, 8)
     assert [part.steps for part in cut] == [LONG, LONG, LONG, 8]
