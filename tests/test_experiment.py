@@ -17,7 +17,7 @@ from equipoise.errors import ConfigError
 from equipoise.experiment import Settings, Snapshot, Training, fit
 from equipoise.federation import Federation, Split
 from equipoise.method import FedAvg, Method
-from equipoise.methods import FedAdam, FedProx, Scaffold
+from equipoise.methods import ClassWeights, Climb, FedAdam, FedProx, FedRE, Scaffold
 from equipoise.tree import Tree
 from tests.federations import federation, image_federation, norm_cnn
 from tests.toys import Even, Visits
@@ -61,6 +61,16 @@ def test_bytes_add_up_over_rounds() -> None:
     records = fit(federation(), FedAvg(), 3).records
     assert [r["bytes_down"] for r in records] == [records[0]["bytes_down"] * k for k in (1, 2, 3)]
     assert [r["bytes_up"] for r in records] == [records[0]["bytes_up"] * k for k in (1, 2, 3)]
+
+
+def test_bytes_of_questions_and_of_what_comes_before_the_first_round_count() -> None:
+    fed = federation(cohort=0)
+    model = tree.nbytes(fed.network.params)
+    down, up = (fit(fed, FedAvg(), 1).last[name] for name in ("bytes_down", "bytes_up"))
+    once, twice = fit(fed, ClassWeights(rule="inverse"), 2).records
+    assert once["bytes_up"] - up == 6 * 3 * 8 == twice["bytes_up"] - 2 * up  # how many samples of each class, once
+    assert fit(fed, Climb(every=1), 1).last["bytes_down"] - down > 6 * model  # the new model, to hear its losses
+    assert fit(fed, FedRE(), 1).last["bytes_down"] >= 2 * down  # everybody trains beforehand
 
 
 def test_training_learns() -> None:

@@ -119,8 +119,9 @@ class Training:
             began = time.perf_counter()
             self.state, sums = one_round(self.state, self.fed, self.chain, self.engine)
             done = self.state.round
-            self.notes["up"] += sums.up
-            self.notes["down"] += sums.down
+            down, up = self.engine.moved()
+            self.notes["down"] += down
+            self.notes["up"] += up
             record = None
             if done % every == 0 or done >= rounds:
                 record = self._record(sums, began)

@@ -6,6 +6,7 @@ and `ask` (a question, answered by a sum). A simulating engine only says how a f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -94,6 +95,7 @@ class Engine:
         self.scale = fed.scale(self.device, self.dtype)
         self.held: WeakKeyDictionary[Split, tuple[Tensor, Tensor]] = WeakKeyDictionary()  # on the device
         self.doubtful: list[tuple[int, Tensor, Tensor]] = []  # round, clients, whether each is finite
+        self.traffic: Counter[str] = Counter()  # bytes up and down
         self.memory = Memories({}, fed.clients, self.memory_limit)
 
     def place(self, values: Tree) -> Tree:
@@ -146,9 +148,17 @@ class Engine:
             else:
                 self._train_lanes(task, state, plan[:, lanes], shared, total, turn)
         self.doubtful += [(state.round, ids, finite) for ids, finite in total.finite]
+        self.traffic.update(down=total.down, up=total.up)
         if self.device.type == "cpu" or len(self.doubtful) > 256:
             self.settle()
         return total.close()
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes that went down to the clients and up from them since last asked, or would over a network: those of
+        trainings, of questions, and of what a method does before the first round."""
+        down, up = self.traffic["down"], self.traffic["up"]
+        self.traffic.clear()
+        return down, up
 
     def settle(self) -> None:
         """Refuse to go on from what is not a number. On CUDA looking at it means to wait for the device, so that it
@@ -182,6 +192,8 @@ class Engine:
         for part in _chunks(by_size, sizes, most=8192 if self.device.type == "cpu" else 1 << 17):
             answers, memory = self.answers(question, params, buffers, ids[part], owner, msg or {})
             self.memory.put(ids[part], memory)
+            sent = (params, buffers, msg or {}) if question.needs_model else (msg or {},)
+            self.traffic.update(down=len(part) * sum(map(tree.nbytes, sent)), up=tree.nbytes(answers))
             if rows:
                 kept.append(tree.map(torch.clone, answers))  # they may lie where the next program writes
             else:

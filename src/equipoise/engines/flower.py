@@ -70,7 +70,6 @@ class Flower(Engine):
         self.agreement, self.carrier, self.roll, self.patience, self.say = agreement, carrier, roll, patience, say
         self.version, self.stage = NEVER, 0
         self.dropped = 0
-        self.traffic = Counter[str]()
         self._expected: dict[Any, Tree] = {}
         self.chain = Chain()
         self.committed = Committed({}, fed.clients)
@@ -94,7 +93,7 @@ class Flower(Engine):
         if state.round > self.version.round:
             self.version = Version(state.round, -1)
         self._check_lanes(plan, chain)
-        total = Total(state, self.device, self.dtype)
+        total, before = Total(state, self.device, self.dtype), Counter(self.traffic)
         summed = len(plan) == 1 and not chain.having("rows")  # else the server must see each visit
         lanes = [_Lane(state) for _ in range(plan.shape[1])]
         expected = self._visit_like(chain, local, state)
@@ -119,7 +118,7 @@ class Flower(Engine):
                 total.visits(_stacked(reply), client, samples, chain, turn)
         if not summed and lanes:
             total.lanes(*_together(lanes))
-        total.down, total.up = self._bytes()
+        total.down, total.up = (self.traffic[way] - before[way] for way in ("down", "up"))
         return total.close()
 
     def ask(
@@ -269,12 +268,6 @@ class Flower(Engine):
 
     def _when(self) -> str:
         return "before the first round" if self.version.round < 0 else f"round {self.version.round + 1}"
-
-    def _bytes(self) -> tuple[int, int]:
-        """Moved since last asked, questions included."""
-        down, up = self.traffic["down"], self.traffic["up"]
-        self.traffic.clear()
-        return down, up
 
     # -- what replies must look like ---------------------------------------------------------------------------------
     def _visit_like(self, chain: Chain, local: Local, state: State) -> Tree:
