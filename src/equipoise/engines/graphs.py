@@ -64,9 +64,10 @@ class Graphs:
             self.within = False
 
     def forget(self, *kinds: str) -> None:
-        """What was recorded under names that begin so, and the memory that it holds."""
+        """What was recorded under names that begin so, and give back the memory that it held."""
         for signature in [known for known in self.recorded if known[0][0] in kinds]:  # type: ignore[index]
             del self.recorded[signature]
+        torch.cuda.empty_cache()  # which cannot be done any more while a program is recorded
 
     def branches(self, programs: Sequence[Callable[[], T]]) -> list[T]:
         """What programs give that do not read from each other. In a graph that is recorded they go side by side, the
