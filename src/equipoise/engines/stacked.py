@@ -82,7 +82,7 @@ class Stacked(Engine):
         self.largest: dict[Local, tuple[Tensor, tuple[int, int, int]]] = {}
         self.crowds: dict[Local, int] = {}
         self.last_visit, self.repeated = 0, set[int]()  # hashes
-        self.counter = torch.empty(0, 2)
+        self.counters: dict[int, Tensor] = {}  # by length; recorded programs read them where they lie
 
     @property
     def width(self) -> int:
@@ -268,9 +268,10 @@ class Stacked(Engine):
         return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
     def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int]) -> Tree:
-        if len(self.counter) < shapes.steps:
+        if shapes.steps not in self.counters:
             # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
-            self.counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
+            counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
+            self.counters[shapes.steps] = counter
         ended: list[Carry] = []  # in the order of the clients
         for group in groups(steps, self._crowd(task.local)):
             ended += self._train_group(task, shapes, begun, steps, group)
@@ -284,10 +285,10 @@ class Stacked(Engine):
     ) -> list[Carry]:
         advance = partial(programs.advance, self._fast(programs.step, task), self.store, shapes)
         stacks = {some.start: _Stack(begun, some, shapes.axes) for some in group.tracks}
-        stages = list(group.stages(steps, self._few))
+        stages, counter = list(group.stages(steps, self._few)), self.counters[shapes.steps]
 
         def inputs(part: parts.Part) -> Tree:
-            return stacks[part.track].inputs(part.clients, self.counter[part.first : part.first + part.steps])
+            return stacks[part.track].inputs(part.clients, counter[part.first : part.first + part.steps])
 
         def whole_track(track: int) -> None:
             for part in (part for stage in stages for part in stage if part.track == track):
