@@ -168,6 +168,7 @@ def _by_kernel(kernel: str, one: Operator, shape: Callable[..., tuple[int, ...]]
     from equipoise import kernels  # Triton is there where CUDA is
 
     run: Operator = getattr(kernels, kernel)
+    # As the operators ask for; of tensors laid out otherwise the kernels would read the wrong numbers.
     return run(a.contiguous(), b.contiguous(), shape(*given), *rest[-2:])
 
 

@@ -3,9 +3,9 @@
 Stacking clients pads short batches and shares one program between them, so two kinds of layers are swapped for
 ones that read a `Context`: batch norm takes its statistics over the real samples only, and dropout draws its mask
 from a key. A padded batch then equals the true short batch, and a repeated draw is the same draw. The mask and the
-key reach the layers as two extra buffers, which keeps the module itself free of state. Convolutions, and dense layers
-with few outputs, are swapped for ones that compute the same, faster where clients are stacked on a GPU; on a CPU
-images go in with their channels last, which is faster there, if the model can take them.
+key reach the layers as two extra buffers, which keeps the module itself free of state. Convolutions are swapped for
+ones that compute the same, faster where clients are stacked on a GPU; on a CPU images go in with their channels last,
+which is faster there, if the model can take them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from equipoise import random
 from equipoise.convolutions import Convolution, channels_last
-from equipoise.dense import Dense
 from equipoise.errors import ConfigError
 from equipoise.settled import settled
 from equipoise.tree import Tree
@@ -139,9 +138,8 @@ def _swap(module: nn.Module) -> nn.Module:
         elif isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
             place += 1
             swapped[layer] = KeyedDropout(layer.p, place, channels=not isinstance(layer, nn.Dropout))
-        for other in (Convolution, Dense):  # which differ in how they compute, and in nothing that they hold
-            if other.replaces(layer):
-                layer.__class__ = other
+        elif Convolution.replaces(layer):
+            layer.__class__ = Convolution  # it differs in how it computes, and in nothing that it holds
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if child in swapped:
