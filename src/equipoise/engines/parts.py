@@ -34,33 +34,39 @@ class Group(NamedTuple):
     least: int  # clients that a track is not halved below
     short: int  # steps of a part, if not all clients take as many
 
-    def stages(self, steps: Sequence[int], few_shapes: bool) -> Iterator[Stage]:
+    def stages(self, steps: Sequence[int], few_shapes: bool, again: bool = False) -> Iterator[Stage]:
         """One after another, until every track has ended.
 
-        With few shapes the number of clients is only ever halved. Parts that go side by side take about as long: what
-        has few clients gets on by more steps.
+        With few shapes the number of clients is one of few: those of `sizes`. Parts that go side by side take about
+        as long: what has few clients gets on by more steps. If the same clients come `again` and again, each part may
+        be as long as its size is the right one, since then there are few of them.
 
         >>> (everybody,) = groups([3, 3, 1], crowd=0)
         >>> [(part.clients, part.steps) for (part,) in everybody.stages([3, 3, 1], few_shapes=False)]
         [(3, 1), (2, 2)]
         >>> [(part.clients, part.steps) for (part,) in everybody.stages([3, 3, 1], few_shapes=True)]
-        [(3, 1), (3, 1), (3, 1)]
-        >>> steps = [24] * 4 + [16] * 12
+        [(3, 1), (2, 1), (2, 1)]
+        >>> steps = [24] * 4 + [16] * 9 + [7] * 3
         >>> (both,) = groups(steps, crowd=2)
         >>> for stage in both.stages(steps, few_shapes=True):
         ...     print([(part.clients, part.first, part.steps) for part in stage])
         [(4, 0, 12), (12, 0, 8)]
-        [(4, 12, 12), (12, 8, 8)]
+        [(4, 12, 12), (9, 8, 8)]
+        >>> for stage in both.stages(steps, few_shapes=True, again=True):
+        ...     print([(part.clients, part.first, part.steps) for part in stage])
+        [(4, 0, 24), (12, 0, 7)]
+        [(9, 7, 9)]
         """
         going = [_Progress(track.start, steps[track]) for track in self.tracks]
+        allowed = {track.track: sizes(track.clients, self.least, self.short == SHORT) for track in going}
         even = going[0].steps[0] == going[-1].steps[-1]
         while going := [track for track in going if track.left > 0]:
             for track in going:
-                track.shrink(self.least if few_shapes else 0)
+                track.shrink(allowed[track.track] if few_shapes else None)
             if not few_shapes:
                 yield [track.part(track.together, False) for track in going]
-            elif even:
-                yield [track.part(min(LONG, track.left), False) for track in going]
+            elif even or again:
+                yield [track.part(min(LONG, track.lasts(allowed[track.track])), not even) for track in going]
             elif len(going) == 1 and going[0].clients <= self.least and self.short == SHORT:
                 yield [going[0].part(_long(going[0].left), True)]  # it shrinks no more: fewer parts to launch
             else:
@@ -84,6 +90,20 @@ def _long(left: int) -> int:
     return min(LONG, max(GRAIN, 1 << left.bit_length() - 1))
 
 
+def sizes(clients: int, least: int, fine: bool) -> list[int]:
+    """How many clients of a track may be left: halves, and three quarters if it is to be fine.
+
+    >>> sizes(84, 8, fine=False), sizes(84, 8, fine=True)
+    ([84, 42, 21, 11, 6], [84, 63, 42, 32, 21, 16, 11, 9, 6])
+    """
+    found = [clients]
+    while clients > least:
+        found += [up(3 * clients, 4) // 4] if fine else []
+        clients = up(clients, 2) // 2
+        found.append(clients)
+    return found
+
+
 class _Progress:
     """How far a track has come."""
 
@@ -100,13 +120,15 @@ class _Progress:
         """Steps until the first of the clients has finished."""
         return self.steps[self.clients - 1] - self.at
 
-    def shrink(self, least: int) -> None:
-        """Let clients that have finished go: by halves, while there are more than so many; if 0, whoever has."""
+    def shrink(self, allowed: Sequence[int] | None) -> None:
+        """Let clients that have finished go: whoever has, or as many as leave one of the sizes that are allowed."""
         needed = bisect_left(self.steps, -self.at, hi=self.clients, key=neg)  # in falling order
-        if least == 0:
-            self.clients = needed
-        while 2 * needed <= self.clients and self.clients > least:
-            self.clients = (self.clients + 1) // 2
+        self.clients = needed if allowed is None else min(size for size in allowed if size >= needed)
+
+    def lasts(self, allowed: Sequence[int]) -> int:
+        """Steps until the next smaller of these sizes is enough."""
+        smaller = max((size for size in allowed if size < self.clients), default=0)
+        return self.steps[smaller] - self.at
 
     def part(self, steps: int, ragged: bool) -> Part:
         made = Part(self.track, self.clients, self.at, steps, ragged)
@@ -137,7 +159,7 @@ def groups(steps: Sequence[int], crowd: int) -> list[Group]:
         size = -(-clients // 4) if wasteful else clients
         quarters = [slice(low, min(low + size, clients)) for low in range(0, clients, size)]
         return [Group([quarter], crowd, least=-(-size // 4), short=BRIEF) for quarter in quarters]
-    longest = up(-(-clients // 8), 4)  # so that what the others read begins at a multiple of 16 bytes
+    longest = up(clients // 8, 4)  # so that what the others read begins at a multiple of 16 bytes
     apart = wasteful and clients >= MANY
     tracks = [slice(0, longest), slice(longest, clients)] if apart else [everybody]
     return [Group(tracks, crowd, min(crowd, HANDFUL), SHORT)]

@@ -187,11 +187,13 @@ class Stacked(Engine):
         shapes = self._shapes(task.local, n, size, steps, axes, add_up)
         before, after = (partial(self._fast(made, task, around=True), self.store, shapes) for made in self._around())
         ordered = sorted(steps.tolist(), reverse=True)
+        again = int(n.sum()) == int(self.offsets[-1])  # everybody is here, and so will be in the rounds to come
 
         def visit(inputs: Tree) -> Any:
             begun = self._recorded("begin", before, task, shapes, inputs)
             kept = {name: inputs[name] for name in KEPT if name in inputs}
-            ending = {**kept, **begun["visit"], "plain": begun["plain"], **self._train(task, shapes, begun, ordered)}
+            trained = self._train(task, shapes, begun, ordered, again)
+            ending = {**kept, **begun["visit"], "plain": begun["plain"], **trained}
             return self._recorded("end", after, task, shapes, ending)
 
         try:
@@ -267,25 +269,23 @@ class Stacked(Engine):
         same = (task.chain, task.local, shapes, self.compiled, self._data_version())
         return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
-    def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int]) -> Tree:
+    def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int], again: bool) -> Tree:
         if shapes.steps not in self.counters:
             # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
             counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
             self.counters[shapes.steps] = counter
         ended: list[Carry] = []  # in the order of the clients
         for group in groups(steps, self._crowd(task.local)):
-            ended += self._train_group(task, shapes, begun, steps, group)
+            ended += self._train_group(task, shapes, begun, group, list(group.stages(steps, self._few, again)))
         carry = ended[0]
         if len(ended) > 1:
             carry = Carry(*(tree.map(lambda *rows: torch.cat(rows), *some) for some in zip(*ended, strict=True)))
         return {"carry": carry._asdict()}
 
-    def _train_group(
-        self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int], group: Group
-    ) -> list[Carry]:
+    def _train_group(self, task: Task, shapes: Shapes, begun: Tree, group: Group, stages: list[Stage]) -> list[Carry]:
         advance = partial(programs.advance, self._fast(programs.step, task), self.store, shapes)
         stacks = {some.start: _Stack(begun, some, shapes.axes) for some in group.tracks}
-        stages, counter = list(group.stages(steps, self._few)), self.counters[shapes.steps]
+        counter = self.counters[shapes.steps]
 
         def inputs(part: parts.Part) -> Tree:
             return stacks[part.track].inputs(part.clients, counter[part.first : part.first + part.steps])
