@@ -126,6 +126,29 @@ def test_gradients_of_gradients(layer: Layer) -> None:
     assert torch.autograd.gradgradcheck(lambda x, w: stackable_conv2d(x, w, layer.stride, layer.padding), (x, weight))
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled"])
+def test_gradients_of_gradients_of_stacked_clients(backend: str | None) -> None:
+    layer = LAYERS["padded"]
+
+    def of(convolve: Callable[..., Tensor]) -> Any:
+        def loss(weight: Tensor, x: Tensor) -> Tensor:
+            return convolve(x, weight, layer.stride, layer.padding).sin().square().sum()
+
+        def length(weight: Tensor, x: Tensor) -> Tensor:
+            return torch.func.grad(loss)(weight, x).square().sum()
+
+        return torch.vmap(torch.func.grad(length))
+
+    x, weight = layer.draw()
+    ours = of(stackable_conv2d)
+    if backend:
+        torch._dynamo.reset()
+        ours = torch.compile(ours, fullgraph=True, dynamic=False, backend=backend)
+    want = of(by_torch)(weight, x)
+    assert want.abs().max() > 1
+    torch.testing.assert_close(ours(weight, x), want, rtol=1e-10, atol=1e-9)
+
+
 class Calls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -195,7 +195,8 @@ class _Bilinear(_SingleLevelFunction):
     def forward(ctx: Any, operator: Operator, gradients: Any, a: Tensor, b: Tensor, *rest: Sizes) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.gradients, ctx.rest = gradients, rest
-        with torch._C._AutoDispatchBelowAutograd():
+        # With gradients, which torch turns off in here: the levels below, of gradients of gradients, need theirs.
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             return operator(a, b, *rest)
 
     @staticmethod

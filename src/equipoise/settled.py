@@ -23,7 +23,7 @@ def settled(x: Tensor) -> Tensor:
 class _Same(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             return _operator(x)  # type: ignore[no-any-return]
 
     @staticmethod
