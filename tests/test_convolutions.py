@@ -126,18 +126,28 @@ def test_gradients_of_gradients(layer: Layer) -> None:
     assert torch.autograd.gradgradcheck(lambda x, w: stackable_conv2d(x, w, layer.stride, layer.padding), (x, weight))
 
 
+def squared_gradient(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return torch.func.grad(lambda weight: torch.func.grad(f)(weight).square().sum())
+
+
+def forward(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    return lambda weight: torch.func.jvp(f, (weight,), (weight.cos(),))[1]
+
+
+def hessian_times_vector(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    return forward(torch.func.grad(f))
+
+
 @pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled"])
-def test_gradients_of_gradients_of_stacked_clients(backend: str | None) -> None:
+@pytest.mark.parametrize("derived", [squared_gradient, forward, hessian_times_vector])
+def test_other_derivatives_of_stacked_clients(derived: Callable[..., Any], backend: str | None) -> None:
     layer = LAYERS["padded"]
 
     def of(convolve: Callable[..., Tensor]) -> Any:
-        def loss(weight: Tensor, x: Tensor) -> Tensor:
-            return convolve(x, weight, layer.stride, layer.padding).sin().square().sum()
+        def client(weight: Tensor, x: Tensor) -> Any:
+            return derived(lambda w: convolve(x, w, layer.stride, layer.padding).sin().square().sum())(weight)
 
-        def length(weight: Tensor, x: Tensor) -> Tensor:
-            return torch.func.grad(loss)(weight, x).square().sum()
-
-        return torch.vmap(torch.func.grad(length))
+        return torch.vmap(client)
 
     x, weight = layer.draw()
     ours = of(stackable_conv2d)

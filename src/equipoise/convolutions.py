@@ -21,7 +21,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from equipoise.settled import settled
+from equipoise.settled import below, settled
 
 Sizes = Sequence[int]
 Operator = Callable[..., Tensor]
@@ -194,9 +194,9 @@ class _Bilinear(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, operator: Operator, gradients: Any, a: Tensor, b: Tensor, *rest: Sizes) -> Tensor:
         ctx.save_for_backward(a, b)
-        ctx.gradients, ctx.rest = gradients, rest
-        # With gradients, which torch turns off in here: the levels below, of gradients of gradients, need theirs.
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        ctx.save_for_forward(a, b)
+        ctx.operator, ctx.gradients, ctx.rest = operator, gradients, rest
+        with below():
             return operator(a, b, *rest)
 
     @staticmethod
@@ -204,6 +204,12 @@ class _Bilinear(_SingleLevelFunction):
         g = settled(g.contiguous())  # both gradients read it
         both = ctx.gradients(ctx.needs_input_grad[2:4], g, *ctx.saved_tensors, *ctx.rest)
         return None, None, *both, *[None] * len(ctx.rest)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, da: Tensor, db: Tensor, *rest: None) -> Tensor:
+        a, b = ctx.saved_tensors
+        changed: Tensor = ctx.operator(da, b, *ctx.rest) + ctx.operator(a, db, *ctx.rest)
+        return changed
 
 
 def _differentiable(operator: Operator, gradients: Any, *given: Any) -> Tensor:

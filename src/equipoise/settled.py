@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
 _NAME = "equipoise::settled"
@@ -20,15 +23,27 @@ def settled(x: Tensor) -> Tensor:
     return _operator(x) if torch.compiler.is_compiling() else x
 
 
+@contextmanager
+def below() -> Iterator[None]:
+    """At the next level of `torch.func`, if there is one: of gradients of gradients. It needs the derivatives that
+    torch turns off within a function of one's own; without them they would silently be zero."""
+    with torch.enable_grad(), _set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
 class _Same(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        with below():
             return _operator(x)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return _operator(g)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor) -> Tensor:
+        return _operator(dx)  # type: ignore[no-any-return]
 
 
 def _differentiable(x: Tensor) -> Tensor:
