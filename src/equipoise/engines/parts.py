@@ -31,8 +31,13 @@ class Group(NamedTuple):
 
     tracks: list[slice]  # in falling order of steps
     crowd: int
-    least: int  # clients that a track is not halved below
+    least: int  # clients: a track that is down to so many shrinks no more
     short: int  # steps of a part, if not all clients take as many
+
+    @property
+    def light(self) -> bool:
+        """Do they leave room on a GPU? Then steps are short, and their shapes compiled soon."""
+        return self.short == SHORT
 
     def stages(self, steps: Sequence[int], few_shapes: bool, again: bool = False) -> Iterator[Stage]:
         """One after another, until every track has ended.
@@ -58,7 +63,7 @@ class Group(NamedTuple):
         [(9, 7, 9)]
         """
         going = [_Progress(track.start, steps[track]) for track in self.tracks]
-        allowed = {track.track: sizes(track.clients, self.least, self.short == SHORT) for track in going}
+        allowed = {track.track: sizes(track.clients, self.least, fine=self.light) for track in going}
         even = going[0].steps[0] == going[-1].steps[-1]
         while going := [track for track in going if track.left > 0]:
             for track in going:
@@ -67,7 +72,7 @@ class Group(NamedTuple):
                 yield [track.part(track.together, False) for track in going]
             elif even or again:
                 yield [track.part(min(LONG, track.lasts(allowed[track.track])), not even) for track in going]
-            elif len(going) == 1 and going[0].clients <= self.least and self.short == SHORT:
+            elif len(going) == 1 and going[0].clients <= self.least and self.light:
                 yield [going[0].part(_long(going[0].left), True)]  # it shrinks no more: fewer parts to launch
             else:
                 slowest = max(self._time(track.clients) for track in going)
