@@ -73,6 +73,15 @@ def test_pages_are_written_side_by_side(kept: Path, tmp_path: Path) -> None:
     assert "](table/climb-table2.svg)" in (tmp_path / "docs" / "table.md").read_text()
 
 
+@pytest.mark.parametrize(("name", "axis"), [("fedre-table2", "round"), ("fedre-figures", "iteration")])
+def test_losses_are_drawn_against_rounds_or_iterations(name: str, axis: str) -> None:
+    experiment = find(name)
+    drawn = [image for one in blocks(experiment, ROOT / "results") for image in drawings(experiment, one)]
+    losses = [image for what, image in drawn if what == "loss"]
+    assert losses
+    assert all(f">{axis}</text>" in image for image in losses)
+
+
 def test_a_sheet_draws_every_cell_that_has_curves(kept: Path) -> None:
     image = sheet(TABLE, blocks(TABLE, kept))
     assert image is not None

@@ -62,7 +62,7 @@ def drawings(experiment: Experiment, one: Block) -> Iterator[tuple[str, str]]:
         scale = 1 if key == "loss" else 100
         series = {row.method: points for row in one.rows if (points := _mean(row, key, scale))}
         if series:
-            yield DRAWN[key], lines(series, "iteration" if key == "loss" else "round")
+            yield DRAWN[key], lines(series, "iteration" if experiment.kind == "estimate" else "round")
 
 
 def _mean(row: Row, key: str, scale: float) -> list[tuple[float, float]]:
