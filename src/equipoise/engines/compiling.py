@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from equipoise import descent
 from equipoise.local import Task
 from equipoise.settled import tell_inductor
 
@@ -29,9 +30,11 @@ def compiled(function: Callable[..., Any], task: Task, backend: str) -> Callable
     if limits.recompile_limit < 1024 or limits.accumulated_recompile_limit < 4096:
         limits.recompile_limit, limits.accumulated_recompile_limit = 1024, 4096
     if key not in _COMPILED:
+        options = OPTIONS.get(backend)
         if backend == "inductor":
             tell_inductor()
+            options = {"post_grad_custom_post_pass": descent.the_pass(), **OPTIONS[backend]}
         _COMPILED[key] = torch.compile(
-            partial(function, task), dynamic=False, fullgraph=True, backend=backend, options=OPTIONS.get(backend)
+            partial(function, task), dynamic=False, fullgraph=True, backend=backend, options=options
         )
     return _COMPILED[key]

@@ -1,0 +1,105 @@
+"""The gradient of dense layers and the step down it (`descent.py`), as a Triton kernel for CUDA.
+
+A program takes a tile of the weights of one layer of one client: it sums the gradient over the batch, reads what else
+the change is made of, and writes the new weights; the tiles of the first column write the biases too. All layers are
+one launch. How the work is cut follows from the shapes alone, so that every process computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Tensors = Sequence[Tensor]
+Numbers = Sequence[float]
+
+ROWS, COLUMNS = 64, 64  # of a tile: outputs and inputs of a layer
+DEEP = 64  # samples at a time, at most
+
+
+def descend(
+    new: Tensors, g: Tensors, x: Tensors, biased: Sequence[int], terms: Tensors, rate: Tensor, step: Tensor | None,
+    steps: Tensor | None, plain: Numbers, rated: Numbers,
+) -> None:  # fmt: skip
+    """What `descent.by_torch` gives, written into `new`."""
+    g, x, terms = ([tensor.contiguous() for tensor in some] for some in (g, x, terms))
+    (clients, batch, _), each = g[0].shape, len(plain) - 1
+    leaves = [_leaf(leaf, terms[number * each : (number + 1) * each]) for number, leaf in enumerate(new)]
+    biases = dict(zip(biased, leaves[len(g) :], strict=True))
+    layers, tiles = [], 0
+    for number, (mine, its) in enumerate(zip(g, x, strict=True)):
+        outputs, inputs = mine.shape[2], its.shape[2]
+        layers.append((mine, its, outputs, inputs, tiles, leaves[number], biases.get(number, ())))
+        tiles += triton.cdiv(outputs, ROWS) * triton.cdiv(inputs, COLUMNS)
+    deep = max(16, min(DEEP, triton.next_power_of_2(batch)))
+    factors = tuple(float(factor) for factor in (*plain, *rated))
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    _descend[tiles, clients](
+        tuple(layers), rate, step, steps, rate.numel() > 1, factors, precision, batch, deep, ROWS, COLUMNS,
+        num_warps=4, num_stages=1,
+    )  # fmt: skip
+
+
+def _leaf(new: Tensor, terms: Tensors) -> Any:
+    """And how far it is from one client to the next, in each of its terms: nowhere if they have one row for all."""
+    return new, tuple(terms), tuple(new[0].numel() * (term.dim() == new.dim()) for term in terms)
+
+
+@triton.jit
+def _descend(
+    layers, rate, step, steps, own_rates: tl.constexpr, factors: tl.constexpr, precision: tl.constexpr,
+    batch: tl.constexpr, deep: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0)
+    client = tl.program_id(1).to(tl.int64)
+    lr = tl.load(rate + (client if own_rates else 0))
+    moves = True if steps is None else tl.load(step) < tl.load(steps + client)
+    for number in tl.static_range(len(layers)):
+        g, x, outputs, inputs, first, weight, bias = layers[number]
+        across = tl.cdiv(inputs, columns)
+        tile = place - first
+        if (tile >= 0) & (tile < across * tl.cdiv(outputs, rows)):
+            row = tile // across * rows + tl.arange(0, rows)
+            column = tile % across * columns + tl.arange(0, columns)
+            below, right = row < outputs, column < inputs
+            at, inside = row[:, None] * inputs + column[None, :], below[:, None] & right[None, :]
+            kept = _term(weight, 0, client, at, inside)  # before the sum, so that nothing waits for it
+            total = tl.zeros((rows, columns), tl.float32)
+            sums = tl.zeros((rows,), tl.float32)
+            for low in range(0, batch, deep):
+                sample = low + tl.arange(0, deep)
+                there = (sample[:, None] < batch) & moves
+                at_g = g + client * batch * outputs + sample[:, None] * outputs + row[None, :]
+                at_x = x + client * batch * inputs + sample[:, None] * inputs + column[None, :]
+                mine = tl.load(at_g, mask=there & below[None, :], other=0.0)
+                its = tl.load(at_x, mask=there & right[None, :], other=0.0)
+                total = tl.dot(tl.trans(mine), its, total, input_precision=precision)
+                sums += tl.sum(mine, 0)
+            _write(weight, client, outputs * inputs, at, inside, kept, total, lr, moves, factors)
+            if len(bias) > 0:  # noqa: SIM102 (this is known to the compiler, what follows is not)
+                if tile % across == 0:
+                    shift = _term(bias, 0, client, row, below)
+                    _write(bias, client, outputs, row, below, shift, sums, lr, moves, factors)
+
+
+@triton.jit
+def _term(leaf, number: tl.constexpr, client, at, inside):
+    _, terms, apart = leaf
+    return tl.load(terms[number] + client * apart[number] + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _write(leaf, client, size, at, inside, kept, gradient, lr, moves, factors: tl.constexpr):
+    """The new values of a leaf; of a client that does not move, whose gradient is zero, those that it had."""
+    rated: tl.constexpr = len(factors) // 2
+    changed = tl.where(moves, factors[1] + factors[rated + 1] * lr, 1.0) * kept
+    changed += (factors[0] + factors[rated] * lr) * gradient
+    for number in tl.static_range(1, rated - 1):
+        term = _term(leaf, number, client, at, inside & moves)
+        changed += (factors[number + 1] + factors[rated + number + 1] * lr) * term
+    tl.store(leaf[0] + client * size + at, changed, mask=inside)

@@ -1,0 +1,141 @@
+"""Gradients of dense layers and the steps down them, by one operator that a pass puts into compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph
+
+from equipoise import descent, tree
+from equipoise.engines import Engine, Serial, Stacked, compiling
+from equipoise.local import Local
+from equipoise.method import Chain, FedAvg, Method
+from equipoise.methods import FedDyn, FedProx, FedShift, Scaffold
+from equipoise.round import one_round, start
+from equipoise.tree import Tree
+from tests.federations import federation
+
+SIZES = (17, 32, 4, 40, 15, 19)
+
+
+def dense() -> nn.Module:
+    """The middle layer has no bias."""
+    torch.manual_seed(4)
+    middle = nn.Linear(16, 8, bias=False)
+    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), middle, nn.Tanh(), nn.Linear(8, 3))
+
+
+def trained(engine: type[Engine], method: Method, local: Local, **options: Any) -> Tree:
+    fed = federation(dense(), sizes=SIZES, cohort=len(SIZES), local=local)
+    chain, made = Chain(method), engine(fed, precision="float64", **options)
+    state = start(fed, chain, made)
+    for _ in range(2):
+        state, _ = one_round(state, fed, chain, made)
+    return state.params
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many leaves were found in each program, while the pass works on a CPU too."""
+    counts: list[int] = []
+
+    def everywhere(graph: Graph) -> None:
+        counts.append(descent.fuse(graph, everywhere=True))
+
+    monkeypatch.setitem(compiling.OPTIONS["inductor"], "post_grad_custom_post_pass", everywhere)
+    monkeypatch.setattr(compiling, "_COMPILED", {})
+    yield counts  # a pass that does not say what it depends on, like this one, keeps what it made from being cached
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("method", "local"),
+    [
+        (FedAvg(), {}),
+        (FedAvg(), {"weight_decay": 0.01}),
+        (Scaffold(), {"weight_decay": 0.01}),
+        (FedProx(mu=0.1), {}),
+        (FedDyn(alpha=0.1), {}),
+        (FedShift(), {}),
+    ],
+    ids=["plain", "decay", "scaffold", "fedprox", "feddyn", "fedshift"],
+)
+def test_weights_and_biases_of_all_layers_are_changed_at_once(
+    method: Method, local: dict[str, Any], fused: list[int]
+) -> None:
+    settings = Local(lr=0.1, batch=8, **local)
+    here = trained(Stacked, method, settings, compile=True, width=len(SIZES))
+    assert max(fused) == 5
+    tree.map(
+        lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12), here, trained(Serial, method, settings)
+    )
+
+
+@pytest.mark.parametrize("local", [{"momentum": 0.9}, {"clip": 1.0}, {"optimiser": "adam"}], ids=str)
+def test_what_reads_gradients_twice_is_left_alone(local: dict[str, Any], fused: list[int]) -> None:
+    settings = Local(lr=0.1, batch=8, **local)
+    here = trained(Stacked, FedAvg(), settings, compile=True, width=len(SIZES))
+    assert set(fused) == {0}
+    there = trained(Serial, FedAvg(), settings)
+    tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12), here, there)
+
+
+def test_programs_on_a_cpu_are_left_alone() -> None:
+    graph = Graph()
+    weight = graph.placeholder("weight")
+    weight.meta["val"] = torch.zeros(2, 3, 4)
+    graph.output((weight,))
+    assert descent.fuse(graph) == 0
+
+
+def given(clients: int, batch: int, widths: tuple[int, ...], own_rates: bool, stops: bool, device: str) -> Any:
+    """Arguments of the operator: of each leaf its values, something that all clients share, and something of each."""
+    torch.manual_seed(1)
+    layers = list(pairwise(widths))
+    g = [torch.randn(clients, batch, after, device=device) for _, after in layers]
+    x = [torch.randn(clients, batch, before, device=device) for before, _ in layers]
+    biased = [number for number in range(len(layers)) if number != 1]
+    leaves = [(after, before) for before, after in layers] + [(layers[number][1],) for number in biased]
+    terms = [
+        torch.randn(shape, device=device) for leaf in leaves for shape in ((clients, *leaf), leaf, (clients, *leaf))
+    ]
+    rate = torch.rand(clients, device=device) if own_rates else torch.tensor(0.3, device=device)
+    times = (torch.tensor(2, device=device), torch.arange(clients, device=device) % 4) if stops else (None, None)
+    return g, x, biased, terms, rate, *times, [0.0, 1.0, 0.5, -0.25], [-1.0, -0.1, 0.0, 0.7]
+
+
+def test_what_the_operator_means() -> None:
+    g, x, _, terms, rate, step, steps, *_ = arguments = given(4, 3, (5, 4, 2), True, True, "cpu")
+    weight, _, bias = torch.ops.equipoise.descend(*arguments)
+    for client in range(4):
+        gradients: list[Tensor] = [sum(torch.outer(a, b) for a, b in zip(g[0][client], x[0][client], strict=True))]  # type: ignore[list-item]
+        gradients.append(g[0][client].sum(0))
+        lr = rate[client]
+        for new, gradient, (own, shared, other) in zip(
+            (weight, bias), gradients, (terms[:3], terms[6:9]), strict=True
+        ):
+            moved = (1 - 0.1 * lr) * own[client] - lr * gradient + 0.5 * shared + (0.7 * lr - 0.25) * other[client]
+            torch.testing.assert_close(new[client], moved if step < steps[client] else own[client])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("fast", [False, True], ids=["exact", "tf32"])
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize(
+    ("clients", "batch", "widths"), [(12, 32, (784, 128, 128, 10)), (5, 7, (65, 130, 17, 3)), (3, 100, (64, 64, 1))]
+)
+def test_the_kernel_computes_what_torch_does(
+    clients: int, batch: int, widths: tuple[int, ...], stops: bool, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", fast)
+    arguments = given(clients, batch, widths, stops, stops, "cuda")
+    expected = descent.by_torch(*torch.utils._pytree.tree_map_only(Tensor, Tensor.cpu, arguments))
+    near = 0.1 if fast else 1e-4
+    for ours, theirs in zip(torch.ops.equipoise.descend(*arguments), expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=near, atol=near)
