@@ -52,7 +52,8 @@ def _machine(title: str, jobs: Jobs, drawing: str | None) -> Iterator[str]:
     yield from _table(("run", "rounds", "seconds"), [_whole(name, case) for name, case in whole.items()])
     yield "### Ragged clients\n"
     columns: Row = ("network", "ragged, samples/s", "equal sizes, samples/s", "share of their speed")
-    yield from _table(columns, [_ragged(name, case) for name, case in _cases(jobs, "ragged").items()])
+    ragged = _cases(jobs, "ragged") | _cases(jobs, "ragged_cnn")
+    yield from _table(columns, [_ragged(name, case) for name, case in ragged.items()])
     yield "### Methods\n"
     chains = _cases(jobs, "chains").items()
     yield from _table(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise import tree
-from equipoise.engines import Serial, Stacked, graphs, parts, stacked
+from equipoise.engines import Serial, Stacked, graphs, parts, programs, stacked
 from equipoise.engines.graphs import Graphs, Program
 from equipoise.local import Local
 from equipoise.method import FedAvg, Method
@@ -73,6 +73,8 @@ def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(Stacked, "_few", True)
         monkeypatch.setattr(Stacked, "_crowd", lambda engine, local: crowd)
         monkeypatch.setattr(parts, "HANDFUL", 2)  # so that small tracks shrink, too
+        # Of at most eight clients samples are looked up ahead: one of five features in float64 for each.
+        monkeypatch.setattr(stacked, "READY", programs.AHEAD * 8 * 5 * 8)
         monkeypatch.setattr(Graphs, "forget", lambda *_: None)  # so that one can see what there was
 
     return given

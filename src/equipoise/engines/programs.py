@@ -19,6 +19,9 @@ from equipoise.engines.sums import Part, Result, summed
 from equipoise.local import Batch, Carry, Data, Task, Visit
 from equipoise.tree import Tree
 
+AHEAD = 8  # steps whose samples are looked up at once, where that is done
+Samples = tuple[Tensor, Tensor, Tensor]
+
 
 class Shapes(NamedTuple):
     """What fixes the shapes of a visit's programs, beside those of their inputs."""
@@ -64,6 +67,31 @@ def advance(
     return carry
 
 
+def advance_ahead(
+    look_up: Callable[..., Samples], one_step: Callable[..., Carry], store: Store, shapes: Shapes, steps: int,
+    ragged: bool, inputs: Tree,
+) -> Carry:  # fmt: skip
+    """Some steps, the samples of several looked up at once: few clients wait for every program of a step."""
+    visit, carry, counts = Visit(**inputs["visit"]), Carry(**inputs["carry"]), inputs["counts"]
+    for number in range(steps):
+        if number % AHEAD == 0:
+            ready = look_up(store, inputs["rows"], inputs["index"][number : number + AHEAD, 0])
+        mine = tuple(part[number % AHEAD] for part in ready)
+        carry = one_step(visit, carry, mine, counts, inputs["index"][number, :1], shapes.axes, ragged)
+    return carry
+
+
+def samples(store: Store, rows: Tensor) -> Samples:
+    """Features, labels and copy numbers."""
+    x, y, copies = store.look_up(rows)
+    return store.features(x), y, copies
+
+
+def samples_ahead(task: Task, store: Store, rows: Tensor, index: Tensor) -> Samples:
+    """Of these steps, one after another."""
+    return samples(store, rows.index_select(1, index).transpose(0, 1))
+
+
 def step(
     task: Task,
     visit: Visit,
@@ -75,13 +103,20 @@ def step(
     dims: Visit,
     ragged: bool,
 ) -> Carry:
-    x, y, copies = store.look_up(rows.index_select(1, index)[:, 0])
-    batch = Batch(store.features(x), y, copies, counts.index_select(1, index)[:, 0])
+    mine = samples(store, rows.index_select(1, index)[:, 0])
+    return step_on(task, visit, carry, mine, counts, index, dims, ragged)
+
+
+def step_on(
+    task: Task, visit: Visit, carry: Carry, mine: Samples, counts: Tensor, index: Tensor, dims: Visit, ragged: bool
+) -> Carry:
+    """A step on samples that are at hand."""
+    batch = Batch(*mine, counts.index_select(1, index)[:, 0])
 
     def one(visit: Visit, carry: Carry, batch: Batch, index: Tensor) -> Carry:
         return L.step(task, visit, carry, batch, index, ragged)
 
-    if len(rows) == 1 and rows.device.type == "cpu":  # vmap would lay images out anew around every convolution
+    if len(counts) == 1 and counts.device.type == "cpu":  # vmap would lay images out anew around every convolution
         alone = one(take(visit, 0, dims), take(carry, 0), take(batch, 0), index[0])
         return Carry(*(tree.map(lambda leaf: leaf[None], part) for part in alone))
     return torch.vmap(one, in_dims=(dims, 0, 0, None))(visit, carry, batch, index[0])

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from equipoise.server import State, Turn
 
 LONGEST = 512  # steps of a client, in a visit that is recorded as a whole
+READY = (
+    32 << 20
+)  # bytes of samples that are looked up ahead: what stays near the processors of a GPU until it is used
 KEPT = ("buffers", "first", "runs")  # inputs of a visit that are not part of it, and are read when it ends
 
 
@@ -256,10 +259,12 @@ class Stacked(Engine):
         """Recorded programs read these tensors where they lay."""
         return self.indices.data_ptr()
 
-    def _fast(self, function: Callable[..., Any], task: Task, around: bool = False) -> Callable[..., Any]:
+    def _fast(
+        self, function: Callable[..., Any], task: Task, around: bool = False, sizes_vary: bool = False
+    ) -> Callable[..., Any]:
         """A function of a task, compiled if it is to be; what is `around` the steps only where that pays."""
         if self.compiled and (not around or self.compile_around):
-            return compiled(function, task, self.backend)
+            return compiled(function, task, self.backend, sizes_vary)
         return partial(function, task)
 
     def _recorded(
@@ -269,11 +274,22 @@ class Stacked(Engine):
         same = (task.chain, task.local, shapes, self.compiled, self._data_version())
         return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
+    def _advance(self, task: Task, shapes: Shapes, clients: int) -> Callable[..., Carry]:
+        """Some steps of so many clients."""
+        if self.graphs.recording and self._ready_bytes(shapes, clients) <= READY:
+            look_up = self._fast(programs.samples_ahead, task, sizes_vary=True)
+            return partial(programs.advance_ahead, look_up, self._fast(programs.step_on, task), self.store, shapes)
+        return partial(programs.advance, self._fast(programs.step, task), self.store, shapes)
+
+    def _ready_bytes(self, shapes: Shapes, clients: int) -> int:
+        """Of samples that are looked up ahead."""
+        return programs.AHEAD * clients * shapes.width * self.x[0].numel() * self.dtype.itemsize
+
     def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int], again: bool) -> Tree:
         if shapes.steps not in self.counters:
             # Twice, since compiled programs want what they read to begin at multiples of 16 bytes.
-            counter = torch.arange(shapes.steps, device=self.device).repeat_interleave(2).view(-1, 2)
-            self.counters[shapes.steps] = counter
+            counter = torch.arange(shapes.steps + programs.AHEAD, device=self.device).clamp(max=shapes.steps - 1)
+            self.counters[shapes.steps] = counter.repeat_interleave(2).view(-1, 2)
         ended: list[Carry] = []  # in the order of the clients
         for group in groups(steps, self._crowd(task.local)):
             ended += self._train_group(task, shapes, begun, group, list(group.stages(steps, self._few, again)))
@@ -283,22 +299,24 @@ class Stacked(Engine):
         return {"carry": carry._asdict()}
 
     def _train_group(self, task: Task, shapes: Shapes, begun: Tree, group: Group, stages: list[Stage]) -> list[Carry]:
-        advance = partial(programs.advance, self._fast(programs.step, task), self.store, shapes)
         stacks = {some.start: _Stack(begun, some, shapes.axes) for some in group.tracks}
         counter = self.counters[shapes.steps]
 
         def inputs(part: parts.Part) -> Tree:
-            return stacks[part.track].inputs(part.clients, counter[part.first : part.first + part.steps])
+            return stacks[part.track].inputs(
+                part.clients, counter[part.first : part.first + up(part.steps, programs.AHEAD)]
+            )
 
         def whole_track(track: int) -> None:
             for part in (part for stage in stages for part in stage if part.track == track):
+                advance = self._advance(task, shapes, part.clients)
                 stacks[track].carry = advance(part.steps, part.ragged, inputs(part))
 
         if self.graphs.within:  # then no track need wait for another
             self.graphs.branches([partial(whole_track, track) for track in stacks])
             stages = []
         for stage in stages:
-            program = partial(_advance_all, self.graphs, advance, stage)
+            program = partial(_advance_all, self.graphs, partial(self._advance, task, shapes), stage)
             # Each track has recordings of its own, since the next run of one overwrites what it gave.
             key = tuple((part.track, part.steps, part.ragged) for part in stage)
             given = {str(part.track): inputs(part) for part in stage}
@@ -342,7 +360,7 @@ class _Stack:
         return [self.carry, *self.ended[::-1]]
 
 
-def _advance_all(graphs: Graphs, advance: Callable[..., Carry], stage: Stage, inputs: Tree) -> list[Carry]:
+def _advance_all(graphs: Graphs, advance: Callable[[int], Any], stage: Stage, inputs: Tree) -> list[Carry]:
     """Some steps of each track that is going."""
     tracks = zip(stage, inputs.values(), strict=True)
-    return graphs.branches([partial(advance, part.steps, part.ragged, mine) for part, mine in tracks])
+    return graphs.branches([partial(advance(part.clients), part.steps, part.ragged, mine) for part, mine in tracks])

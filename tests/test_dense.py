@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from equipoise import descent, tree
+from equipoise import dense, tree
 from equipoise.engines import Engine, Serial, Stacked, compiling
 from equipoise.local import Local
 from equipoise.method import Chain, FedAvg, Method
@@ -23,7 +23,7 @@ from tests.federations import federation
 SIZES = (17, 32, 4, 40, 15, 19)
 
 
-def dense() -> nn.Module:
+def layers() -> nn.Module:
     """The middle layer has no bias."""
     torch.manual_seed(4)
     middle = nn.Linear(16, 8, bias=False)
@@ -31,7 +31,7 @@ def dense() -> nn.Module:
 
 
 def trained(engine: type[Engine], method: Method, local: Local, **options: Any) -> Tree:
-    fed = federation(dense(), sizes=SIZES, cohort=len(SIZES), local=local)
+    fed = federation(layers(), sizes=SIZES, cohort=len(SIZES), local=local)
     chain, made = Chain(method), engine(fed, precision="float64", **options)
     state = start(fed, chain, made)
     for _ in range(2):
@@ -45,7 +45,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     counts: list[int] = []
 
     def everywhere(graph: Graph) -> None:
-        counts.append(descent.fuse(graph, everywhere=True))
+        counts.append(dense.fuse(graph, everywhere=True))
 
     monkeypatch.setitem(compiling.OPTIONS["inductor"], "post_grad_custom_post_pass", everywhere)
     monkeypatch.setattr(compiling, "_COMPILED", {})
@@ -85,12 +85,30 @@ def test_what_reads_gradients_twice_is_left_alone(local: dict[str, Any], fused: 
     tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12), here, there)
 
 
+def test_long_sums_of_few_clients_are_cut(fused: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "MANY", 10)  # inputs: the middle layer has 16, the first and the last have fewer
+    products, product = [], torch.ops.equipoise.product.default
+    fuse = dense.fuse
+
+    def counted(graph: Graph, everywhere: bool = False) -> int:
+        found = fuse(graph, everywhere)
+        products.append(len(graph.find_nodes(op="call_function", target=product)))
+        return found
+
+    monkeypatch.setattr(dense, "fuse", counted)
+    settings = Local(lr=0.1, batch=8)
+    here = trained(Stacked, FedAvg(), settings, compile=True, width=len(SIZES))
+    assert (max(products), max(fused)) == (1, 5)
+    there = trained(Serial, FedAvg(), settings)
+    tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12), here, there)
+
+
 def test_programs_on_a_cpu_are_left_alone() -> None:
     graph = Graph()
     weight = graph.placeholder("weight")
     weight.meta["val"] = torch.zeros(2, 3, 4)
     graph.output((weight,))
-    assert descent.fuse(graph) == 0
+    assert dense.fuse(graph) == 0
 
 
 def given(clients: int, batch: int, widths: tuple[int, ...], own_rates: bool, stops: bool, device: str) -> Any:
@@ -135,7 +153,22 @@ def test_the_kernel_computes_what_torch_does(
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", fast)
     arguments = given(clients, batch, widths, stops, stops, "cuda")
-    expected = descent.by_torch(*torch.utils._pytree.tree_map_only(Tensor, Tensor.cpu, arguments))
+    expected = dense.by_torch(*torch.utils._pytree.tree_map_only(Tensor, Tensor.cpu, arguments))
     near = 0.1 if fast else 1e-4
     for ours, theirs in zip(torch.ops.equipoise.descend(*arguments), expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=near, atol=near)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("fast", [False, True], ids=["exact", "tf32"])
+@pytest.mark.parametrize(("clients", "batch", "inputs", "outputs"), [(12, 32, 784, 128), (3, 50, 600, 13)])
+def test_the_kernel_of_long_sums_computes_what_torch_does(
+    clients: int, batch: int, inputs: int, outputs: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", fast)
+    torch.manual_seed(2)
+    x, weight = torch.randn(clients, batch, inputs), torch.randn(clients, outputs, inputs)
+    near = 0.1 if fast else 1e-4
+    ours = torch.ops.equipoise.product(x.cuda(), weight.cuda()).cpu()
+    torch.testing.assert_close(ours, x @ weight.mT, rtol=near, atol=near)

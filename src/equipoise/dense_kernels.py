@@ -1,8 +1,8 @@
-"""The gradient of dense layers and the step down it (`descent.py`), as a Triton kernel for CUDA.
+"""The operators of `dense.py` as Triton kernels for CUDA.
 
-A program takes a tile of the weights of one layer of one client: it sums the gradient over the batch, reads what else
-the change is made of, and writes the new weights; the tiles of the first column write the biases too. All layers are
-one launch. How the work is cut follows from the shapes alone, so that every process computes the same bits.
+In `descend`, a program takes a tile of the weights of one layer of one client: it sums the gradient over the batch,
+reads what else the change is made of, and writes the new weights; the tiles of the first column write the biases too.
+All layers are one launch. How the work is cut follows from the shapes alone, so that every process computes the same.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Numbers = Sequence[float]
 
 ROWS, COLUMNS = 64, 64  # of a tile: outputs and inputs of a layer
 DEEP = 64  # samples at a time, at most
+NARROW, LONG = 16, 128  # of a product: outputs of a tile, and inputs at a time
 
 
 def descend(
     new: Tensors, g: Tensors, x: Tensors, biased: Sequence[int], terms: Tensors, rate: Tensor, step: Tensor | None,
     steps: Tensor | None, plain: Numbers, rated: Numbers,
 ) -> None:  # fmt: skip
-    """What `descent.by_torch` gives, written into `new`."""
+    """What `dense.by_torch` gives, written into `new`."""
     g, x, terms = ([tensor.contiguous() for tensor in some] for some in (g, x, terms))
     (clients, batch, _), each = g[0].shape, len(plain) - 1
     leaves = [_leaf(leaf, terms[number * each : (number + 1) * each]) for number, leaf in enumerate(new)]
@@ -68,7 +69,7 @@ def _descend(
             column = tile % across * columns + tl.arange(0, columns)
             below, right = row < outputs, column < inputs
             at, inside = row[:, None] * inputs + column[None, :], below[:, None] & right[None, :]
-            kept = _term(weight, 0, client, at, inside)  # before the sum, so that nothing waits for it
+            changed = _terms(weight, client, at, inside, lr, moves, factors)  # before the sum: nothing waits for it
             total = tl.zeros((rows, columns), tl.float32)
             sums = tl.zeros((rows,), tl.float32)
             for low in range(0, batch, deep):
@@ -80,26 +81,55 @@ def _descend(
                 its = tl.load(at_x, mask=there & right[None, :], other=0.0)
                 total = tl.dot(tl.trans(mine), its, total, input_precision=precision)
                 sums += tl.sum(mine, 0)
-            _write(weight, client, outputs * inputs, at, inside, kept, total, lr, moves, factors)
+            factor = factors[0] + factors[len(factors) // 2] * lr
+            tl.store(weight[0] + client * outputs * inputs + at, changed + factor * total, mask=inside)
             if len(bias) > 0:  # noqa: SIM102 (this is known to the compiler, what follows is not)
                 if tile % across == 0:
-                    shift = _term(bias, 0, client, row, below)
-                    _write(bias, client, outputs, row, below, shift, sums, lr, moves, factors)
+                    shifted = _terms(bias, client, row, below, lr, moves, factors)
+                    tl.store(bias[0] + client * outputs + row, shifted + factor * sums, mask=below)
 
 
 @triton.jit
-def _term(leaf, number: tl.constexpr, client, at, inside):
+def _terms(leaf, client, at, inside, lr, moves, factors: tl.constexpr):
+    """Their sum; of a client that does not move, and whose gradient is zero, the first as it is."""
     _, terms, apart = leaf
-    return tl.load(terms[number] + client * apart[number] + at, mask=inside, other=0.0)
+    rated: tl.constexpr = len(factors) // 2
+    total = tl.load(terms[0] + client * apart[0] + at, mask=inside, other=0.0)
+    total *= tl.where(moves, factors[1] + factors[rated + 1] * lr, 1.0)
+    for number in tl.static_range(1, rated - 1):
+        term = tl.load(terms[number] + client * apart[number] + at, mask=inside & moves, other=0.0)
+        total += (factors[number + 1] + factors[rated + number + 1] * lr) * term
+    return total
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x[client, sample, input] times weight[client, output, input], summed over inputs, in small tiles."""
+    x, weight = x.contiguous(), weight.contiguous()
+    (clients, batch, inputs), outputs = x.shape, weight.shape[1]
+    y = x.new_empty(clients, batch, outputs)
+    rows = max(16, min(32, triton.next_power_of_2(batch)))
+    grid = triton.cdiv(batch, rows) * triton.cdiv(outputs, NARROW), clients
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    _product[grid](x, weight, y, batch, inputs, outputs, precision, rows, NARROW, LONG, num_warps=4, num_stages=3)
+    return y
 
 
 @triton.jit
-def _write(leaf, client, size, at, inside, kept, gradient, lr, moves, factors: tl.constexpr):
-    """The new values of a leaf; of a client that does not move, whose gradient is zero, those that it had."""
-    rated: tl.constexpr = len(factors) // 2
-    changed = tl.where(moves, factors[1] + factors[rated + 1] * lr, 1.0) * kept
-    changed += (factors[0] + factors[rated] * lr) * gradient
-    for number in tl.static_range(1, rated - 1):
-        term = _term(leaf, number, client, at, inside & moves)
-        changed += (factors[number + 1] + factors[rated + number + 1] * lr) * term
-    tl.store(leaf[0] + client * size + at, changed, mask=inside)
+def _product(
+    x, weight, y, batch, inputs, outputs, precision: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, deep: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(outputs, columns)
+    row = tl.program_id(0) // across * rows + tl.arange(0, rows)
+    column = tl.program_id(0) % across * columns + tl.arange(0, columns)
+    at_x = x + client * batch * inputs + row[:, None] * inputs
+    at_weight = weight + client * outputs * inputs + column[:, None] * inputs
+    total = tl.zeros((rows, columns), tl.float32)
+    for low in range(0, inputs, deep):
+        place = low + tl.arange(0, deep)[None, :]
+        mine = tl.load(at_x + place, mask=(row < batch)[:, None] & (place < inputs), other=0.0)
+        its = tl.load(at_weight + place, mask=(column < outputs)[:, None] & (place < inputs), other=0.0)
+        total = tl.dot(mine, tl.trans(its), total, input_precision=precision)
+    inside = (row < batch)[:, None] & (column < outputs)[None, :]
+    tl.store(y + client * batch * outputs + row[:, None] * outputs + column[None, :], total, mask=inside)

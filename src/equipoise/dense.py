@@ -28,6 +28,7 @@ DEEPEST = (
     128  # samples of a batch: of more the sums are what takes time, and the vendor's products are better at them
 )
 
+MANY, TILE, FEW = 512, 64, 64  # inputs of a layer, width of the vendor's tiles, and of such tiles
 _NAME = "equipoise::descend"
 torch.library.define(
     _NAME,
@@ -62,10 +63,10 @@ def by_torch(
 
 
 def _by_kernel(*given: Any) -> list[Tensor]:
-    from equipoise import changes  # Triton is there where CUDA is
+    from equipoise import dense_kernels  # Triton is there where CUDA is
 
     new = _shapes(*given)
-    changes.descend(new, *given)
+    dense_kernels.descend(new, *given)
     return new
 
 
@@ -77,6 +78,22 @@ def _shapes(g: Tensors, x: Tensors, biased: Sequence[int], *_: Any) -> list[Tens
 torch.library.impl(_NAME, "cpu", by_torch)
 torch.library.impl(_NAME, "cuda", _by_kernel)
 torch.library.register_fake(_NAME, _shapes)
+
+
+torch.library.define(
+    "equipoise::product", "(Tensor x, Tensor weight) -> Tensor", tags=(torch.Tag.needs_exact_strides,)
+)
+
+
+def _product_by_kernel(x: Tensor, weight: Tensor) -> Tensor:
+    from equipoise import dense_kernels
+
+    return dense_kernels.product(x, weight)
+
+
+torch.library.impl("equipoise::product", "cpu", lambda x, weight: x @ weight.mT)
+torch.library.impl("equipoise::product", "cuda", _product_by_kernel)
+torch.library.register_fake("equipoise::product", lambda x, weight: x.new_empty(*x.shape[:2], weight.shape[1]))
 
 
 # -- the pass: from each leaf that the program gives back to the gradient that it was made from
@@ -131,6 +148,7 @@ class _Leaf(NamedTuple):
 def fuse(graph: Graph, everywhere: bool = False) -> int:
     """Put the operator in the place of what it can do, and tell how many leaves it changes; if not `everywhere`, only
     where there is a kernel for it."""
+    _cut_long_sums(graph, everywhere)
     (output,) = graph.find_nodes(op="output")
     given = [node for node in tree_leaves(output.args) if isinstance(node, Node)]
     kinds: dict[Any, list[_Leaf]] = {}
@@ -164,6 +182,23 @@ def _replace(graph: Graph, output: Node, weights: list[_Leaf], biases: list[_Lea
             new.meta["val"] = made.meta["val"][number]
             leaf.node.replace_all_uses_with(new)
     return len(leaves)
+
+
+def _cut_long_sums(graph: Graph, everywhere: bool) -> None:
+    """Outputs of layers with many inputs, of few clients: there the vendor's tiles are so few that most of a GPU is
+    idle, and each takes its time."""
+    for node in graph.find_nodes(op="call_function", target=_aten.bmm.default):
+        x, turned = (_bare(part, _shape(part)) for part in _given(node))
+        weight = _turned(turned)
+        if x is None or weight is None or not _suits(node, everywhere):
+            continue
+        (clients, batch, inputs), outputs = _shape(x), _shape(weight)[1]
+        if inputs >= MANY and clients * -(-batch // TILE) * -(-outputs // TILE) <= FEW:
+            with graph.inserting_before(node):
+                made = graph.call_function(torch.ops.equipoise.product.default, (x, weight))
+            made.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
 
 
 def _suits(node: Node, everywhere: bool) -> bool:
@@ -226,14 +261,20 @@ def _gradient(node: Node) -> tuple[Node, Node | None] | None:
     """Of weights: the product of a layer's gradient, turned over, and its inputs; of biases: its sum over samples."""
     if node.target is _aten.bmm.default:
         turned, x = (_bare(part, _shape(part)) for part in _given(node))
-        if turned is None or turned.target is not _aten.permute.default or list(_given(turned)[1]) != [0, 2, 1]:
-            return None
-        return _given(turned)[0], x
+        return (g, x) if (g := _turned(turned)) else None
     while node.target in _VIEWS:
         node = _given(node)[0]
     if node.target is _aten.sum.dim_IntList and len(_shape(_given(node)[0])) == 3 and list(_given(node)[1]) == [1]:
         return _given(node)[0], None
     return None
+
+
+def _turned(node: Node | None) -> Node | None:
+    """What it is, turned over for every client."""
+    if node is None or node.target is not _aten.permute.default or list(_given(node)[1]) != [0, 2, 1]:
+        return None
+    below: Node = _given(node)[0]
+    return below
 
 
 def _leads_to(node: Node, end: Node) -> bool:
