@@ -85,8 +85,7 @@ def test_what_reads_gradients_twice_is_left_alone(local: dict[str, Any], fused: 
     tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12), here, there)
 
 
-def test_long_sums_of_few_clients_are_cut(fused: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "MANY", 10)  # inputs: the middle layer has 16, the first and the last have fewer
+def test_products_of_few_clients_are_cut_finely(fused: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     products, product = [], torch.ops.equipoise.product.default
     fuse = dense.fuse
 
@@ -98,7 +97,7 @@ def test_long_sums_of_few_clients_are_cut(fused: list[int], monkeypatch: pytest.
     monkeypatch.setattr(dense, "fuse", counted)
     settings = Local(lr=0.1, batch=8)
     here = trained(Stacked, FedAvg(), settings, compile=True, width=len(SIZES))
-    assert (max(products), max(fused)) == (1, 5)
+    assert (max(products), max(fused)) == (5, 5)  # outputs of three layers, and gradients of the inputs of two
     there = trained(Serial, FedAvg(), settings)
     tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12), here, there)
 
@@ -162,13 +161,16 @@ def test_the_kernel_computes_what_torch_does(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("fast", [False, True], ids=["exact", "tf32"])
-@pytest.mark.parametrize(("clients", "batch", "inputs", "outputs"), [(12, 32, 784, 128), (3, 50, 600, 13)])
-def test_the_kernel_of_long_sums_computes_what_torch_does(
-    clients: int, batch: int, inputs: int, outputs: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("clients", "batch", "inputs", "outputs"), [(12, 32, 784, 128), (3, 50, 600, 13), (2, 5, 9, 3)]
+)
+def test_the_kernel_of_products_computes_what_torch_does(
+    clients: int, batch: int, inputs: int, outputs: int, turned: bool, fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", fast)
     torch.manual_seed(2)
-    x, weight = torch.randn(clients, batch, inputs), torch.randn(clients, outputs, inputs)
+    a, b = torch.randn(clients, batch, inputs), torch.randn(clients, inputs, outputs)
     near = 0.1 if fast else 1e-4
-    ours = torch.ops.equipoise.product(x.cuda(), weight.cuda()).cpu()
-    torch.testing.assert_close(ours, x @ weight.mT, rtol=near, atol=near)
+    ours = torch.ops.equipoise.product(a.cuda(), (b.mT if turned else b).contiguous().cuda(), turned).cpu()
+    torch.testing.assert_close(ours, a @ b, rtol=near, atol=near)

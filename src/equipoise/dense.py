@@ -3,7 +3,8 @@
 Compiled by itself, a step of SGD computes the gradient of every layer, writes it down, and reads it again to change
 the weights: a chain of small kernels, for which few clients wait, and twice the traffic for many. A pass over the
 compiled graph looks for weights, and biases of the same layers, that are changed by a weighted sum of their gradient
-and of tensors at hand (decay, control variates, a pull to the start), and has one operator do them all.
+and of tensors at hand (decay, control variates, a pull to the start), and has one operator do them all. Other
+products of few clients it cuts more finely than the vendor's library does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEEPEST = (
     128  # samples of a batch: of more the sums are what takes time, and the vendor's products are better at them
 )
 
-MANY, TILE, FEW = 512, 64, 64  # inputs of a layer, width of the vendor's tiles, and of such tiles
+TILE, FEW = 64, 64  # the vendor's tiles: rows and columns of each; and so many leave a GPU idle
 _NAME = "equipoise::descend"
 torch.library.define(
     _NAME,
@@ -80,20 +81,24 @@ torch.library.impl(_NAME, "cuda", _by_kernel)
 torch.library.register_fake(_NAME, _shapes)
 
 
-torch.library.define(
-    "equipoise::product", "(Tensor x, Tensor weight) -> Tensor", tags=(torch.Tag.needs_exact_strides,)
-)
+_PRODUCT = "equipoise::product"
+torch.library.define(_PRODUCT, "(Tensor a, Tensor b, bool turned) -> Tensor", tags=(torch.Tag.needs_exact_strides,))
 
 
-def _product_by_kernel(x: Tensor, weight: Tensor) -> Tensor:
+def _product(a: Tensor, b: Tensor, turned: bool) -> Tensor:
+    """Of matrices, one pair for each client; the second may have to be turned over."""
+    return a @ (b.mT if turned else b)
+
+
+def _product_by_kernel(a: Tensor, b: Tensor, turned: bool) -> Tensor:
     from equipoise import dense_kernels
 
-    return dense_kernels.product(x, weight)
+    return dense_kernels.product(a, b, turned)
 
 
-torch.library.impl("equipoise::product", "cpu", lambda x, weight: x @ weight.mT)
-torch.library.impl("equipoise::product", "cuda", _product_by_kernel)
-torch.library.register_fake("equipoise::product", lambda x, weight: x.new_empty(*x.shape[:2], weight.shape[1]))
+torch.library.impl(_PRODUCT, "cpu", _product)
+torch.library.impl(_PRODUCT, "cuda", _product_by_kernel)
+torch.library.register_fake(_PRODUCT, lambda a, b, turned: a.new_empty(*a.shape[:2], b.shape[1 if turned else 2]))
 
 
 # -- the pass: from each leaf that the program gives back to the gradient that it was made from
@@ -148,7 +153,7 @@ class _Leaf(NamedTuple):
 def fuse(graph: Graph, everywhere: bool = False) -> int:
     """Put the operator in the place of what it can do, and tell how many leaves it changes; if not `everywhere`, only
     where there is a kernel for it."""
-    _cut_long_sums(graph, everywhere)
+    _cut_finely(graph, everywhere)
     (output,) = graph.find_nodes(op="output")
     given = [node for node in tree_leaves(output.args) if isinstance(node, Node)]
     kinds: dict[Any, list[_Leaf]] = {}
@@ -184,21 +189,21 @@ def _replace(graph: Graph, output: Node, weights: list[_Leaf], biases: list[_Lea
     return len(leaves)
 
 
-def _cut_long_sums(graph: Graph, everywhere: bool) -> None:
-    """Outputs of layers with many inputs, of few clients: there the vendor's tiles are so few that most of a GPU is
-    idle, and each takes its time."""
+def _cut_finely(graph: Graph, everywhere: bool) -> None:
+    """Products of few clients, into tiles smaller than the vendor's: those are so few that most of a GPU is idle, and
+    each takes its time."""
     for node in graph.find_nodes(op="call_function", target=_aten.bmm.default):
-        x, turned = (_bare(part, _shape(part)) for part in _given(node))
-        weight = _turned(turned)
-        if x is None or weight is None or not _suits(node, everywhere):
+        a, b = (_bare(part, _shape(part)) for part in _given(node))
+        clients, height, width = _shape(node)
+        many = clients * -(-height // TILE) * -(-width // TILE) > FEW
+        if many or a is None or b is None or _turned(a) or not _suits(node, everywhere):
             continue
-        (clients, batch, inputs), outputs = _shape(x), _shape(weight)[1]
-        if inputs >= MANY and clients * -(-batch // TILE) * -(-outputs // TILE) <= FEW:
-            with graph.inserting_before(node):
-                made = graph.call_function(torch.ops.equipoise.product.default, (x, weight))
-            made.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
+        turned = _turned(b)
+        with graph.inserting_before(node):
+            made = graph.call_function(torch.ops.equipoise.product.default, (a, turned or b, turned is not None))
+        made.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
 
 
 def _suits(node: Node, everywhere: bool) -> bool:

@@ -18,9 +18,9 @@ from torch import Tensor
 Tensors = Sequence[Tensor]
 Numbers = Sequence[float]
 
-ROWS, COLUMNS = 64, 64  # of a tile: outputs and inputs of a layer
+ROWS, COLUMNS = 32, 128  # of a tile: outputs and inputs of a layer
 DEEP = 64  # samples at a time, at most
-NARROW, LONG = 16, 128  # of a product: outputs of a tile, and inputs at a time
+NARROW, LONG = 16, 128  # of a product: columns of a tile, and how much of the sum at a time
 
 
 def descend(
@@ -69,7 +69,7 @@ def _descend(
             column = tile % across * columns + tl.arange(0, columns)
             below, right = row < outputs, column < inputs
             at, inside = row[:, None] * inputs + column[None, :], below[:, None] & right[None, :]
-            changed = _terms(weight, client, at, inside, lr, moves, factors)  # before the sum: nothing waits for it
+            changed = _terms(weight, client, at, inside, lr, moves, factors)  # read before anything waits
             total = tl.zeros((rows, columns), tl.float32)
             sums = tl.zeros((rows,), tl.float32)
             for low in range(0, batch, deep):
@@ -81,55 +81,74 @@ def _descend(
                 its = tl.load(at_x, mask=there & right[None, :], other=0.0)
                 total = tl.dot(tl.trans(mine), its, total, input_precision=precision)
                 sums += tl.sum(mine, 0)
-            factor = factors[0] + factors[len(factors) // 2] * lr
-            tl.store(weight[0] + client * outputs * inputs + at, changed + factor * total, mask=inside)
+            _write(weight, client * outputs * inputs + at, inside, changed, total, lr, moves, factors)
             if len(bias) > 0:  # noqa: SIM102 (this is known to the compiler, what follows is not)
                 if tile % across == 0:
                     shifted = _terms(bias, client, row, below, lr, moves, factors)
-                    tl.store(bias[0] + client * outputs + row, shifted + factor * sums, mask=below)
+                    _write(bias, client * outputs + row, below, shifted, sums, lr, moves, factors)
 
 
 @triton.jit
 def _terms(leaf, client, at, inside, lr, moves, factors: tl.constexpr):
-    """Their sum; of a client that does not move, and whose gradient is zero, the first as it is."""
+    """Their sum; of a client that does not move, and whose gradient is zero, the first. A single one comes as it is:
+    to multiply it would be to wait for it."""
     _, terms, apart = leaf
     rated: tl.constexpr = len(factors) // 2
     total = tl.load(terms[0] + client * apart[0] + at, mask=inside, other=0.0)
-    total *= tl.where(moves, factors[1] + factors[rated + 1] * lr, 1.0)
-    for number in tl.static_range(1, rated - 1):
+    if len(terms) > 1:
+        total *= tl.where(moves, factors[1] + factors[rated + 1] * lr, 1.0)
+    for number in tl.static_range(1, len(terms)):
         term = tl.load(terms[number] + client * apart[number] + at, mask=inside & moves, other=0.0)
         total += (factors[number + 1] + factors[rated + number + 1] * lr) * term
     return total
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x[client, sample, input] times weight[client, output, input], summed over inputs, in small tiles."""
-    x, weight = x.contiguous(), weight.contiguous()
-    (clients, batch, inputs), outputs = x.shape, weight.shape[1]
-    y = x.new_empty(clients, batch, outputs)
-    rows = max(16, min(32, triton.next_power_of_2(batch)))
-    grid = triton.cdiv(batch, rows) * triton.cdiv(outputs, NARROW), clients
+@triton.jit
+def _write(leaf, at, inside, terms, gradient, lr, moves, factors: tl.constexpr):
+    """The new values of a leaf."""
+    rated: tl.constexpr = len(factors) // 2
+    if rated == 2:
+        terms *= tl.where(moves, factors[1] + factors[rated + 1] * lr, 1.0)
+    tl.store(leaf[0] + at, terms + (factors[0] + factors[rated] * lr) * gradient, mask=inside)
+
+
+def product(a: Tensor, b: Tensor, turned: bool) -> Tensor:
+    """a[client, row, place] times b[client, place, column], which may be turned over, in small tiles."""
+    a, b = a.contiguous(), b.contiguous()
+    (clients, height, length), width = a.shape, b.shape[1 if turned else 2]
+    y = a.new_empty(clients, height, width)
+    rows, deep = (max(16, min(most, triton.next_power_of_2(size))) for most, size in ((32, height), (LONG, length)))
+    grid = triton.cdiv(height, rows) * triton.cdiv(width, NARROW), clients
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    _product[grid](x, weight, y, batch, inputs, outputs, precision, rows, NARROW, LONG, num_warps=4, num_stages=3)
+    _product[grid](a, b, y, height, length, width, turned, precision, rows, NARROW, deep, num_warps=4, num_stages=3)
     return y
 
 
 @triton.jit
 def _product(
-    x, weight, y, batch, inputs, outputs, precision: tl.constexpr,
+    a, b, y, height, length, width, turned: tl.constexpr, precision: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, deep: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
-    across = tl.cdiv(outputs, columns)
+    across = tl.cdiv(width, columns)
     row = tl.program_id(0) // across * rows + tl.arange(0, rows)
     column = tl.program_id(0) % across * columns + tl.arange(0, columns)
-    at_x = x + client * batch * inputs + row[:, None] * inputs
-    at_weight = weight + client * outputs * inputs + column[:, None] * inputs
+    a += client * height * length
+    b += client * length * width
     total = tl.zeros((rows, columns), tl.float32)
-    for low in range(0, inputs, deep):
-        place = low + tl.arange(0, deep)[None, :]
-        mine = tl.load(at_x + place, mask=(row < batch)[:, None] & (place < inputs), other=0.0)
-        its = tl.load(at_weight + place, mask=(column < outputs)[:, None] & (place < inputs), other=0.0)
-        total = tl.dot(mine, tl.trans(its), total, input_precision=precision)
-    inside = (row < batch)[:, None] & (column < outputs)[None, :]
-    tl.store(y + client * batch * outputs + row[:, None] * outputs + column[None, :], total, mask=inside)
+    for low in range(0, length, deep):
+        place = low + tl.arange(0, deep)
+        mine = tl.load(
+            a + row[:, None] * length + place[None, :],
+            mask=(row < height)[:, None] & (place < length)[None, :],
+            other=0.0,
+        )
+        if turned:
+            inside = (column < width)[:, None] & (place < length)[None, :]
+            its = tl.trans(tl.load(b + column[:, None] * length + place[None, :], mask=inside, other=0.0))
+        else:
+            inside = (place < length)[:, None] & (column < width)[None, :]
+            its = tl.load(b + place[:, None] * width + column[None, :], mask=inside, other=0.0)
+        total = tl.dot(mine, its, total, input_precision=precision)
+    inside = (row < height)[:, None] & (column < width)[None, :]
+    tl.store(y + client * height * width + row[:, None] * width + column[None, :], total, mask=inside)
