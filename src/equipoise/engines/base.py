@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,10 +17,12 @@ from torch import Tensor
 from equipoise import random, tree
 from equipoise.engines.memory import GIB, Memories
 from equipoise.engines.precision import arithmetic, checked
+from equipoise.engines.recent import Recent
+from equipoise.engines.store import Store
 from equipoise.engines.sums import Part, Result, Sums, Total, summed
 from equipoise.engines.transfer import shared_copy, there
 from equipoise.errors import ConfigError, TrainingError
-from equipoise.local import Data, Local, Task, Visit
+from equipoise.local import Local, Task, Visit
 from equipoise.network import Context
 from equipoise.questions import Question
 from equipoise.tree import Tree
@@ -30,33 +32,6 @@ if TYPE_CHECKING:
     from equipoise.federation import Federation, Split
     from equipoise.method import Chain, Method
     from equipoise.server import State, Turn
-
-
-class Store(NamedTuple):
-    """The samples of all clients, as programs read them."""
-
-    x: Tensor
-    y: Tensor
-    indices: Tensor
-    copies: Tensor | None
-    shift: Tensor
-    factor: Tensor
-
-    def look_up(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Raw samples, labels and copy numbers of rows of the partition."""
-        where = self.indices[rows].long()
-        copies = torch.zeros_like(where) if self.copies is None else self.copies[rows]
-        return self.x[where], self.y[where], copies
-
-    def features(self, x: Tensor) -> Tensor:
-        return (x.to(self.shift.dtype) + self.shift) * self.factor
-
-    def all_data(self, first: Tensor, n: Tensor, most: int) -> Data:
-        """All samples of some clients, padded to `most` with each client's first; `first` is where its rows begin."""
-        place = torch.arange(most, device=n.device)
-        mask = place < n[:, None]
-        x, y, _ = self.look_up(first[:, None] + torch.where(mask, place, 0))
-        return Data(x, y, mask, self.features)
 
 
 def take(parts: Any, index: Tensor | slice | int, dims: Any = None) -> Any:
@@ -93,6 +68,7 @@ class Engine:
         self.offsets, self.indices = fed.offsets, fed.indices.to(self.device)
         self.copies: Tensor | None = None
         self.scale = fed.scale(self.device, self.dtype)
+        self.recent = Recent()  # as long as clients have the samples that they have
         self.held: WeakKeyDictionary[Split, tuple[Tensor, Tensor]] = WeakKeyDictionary()  # on the device
         self.doubtful: list[tuple[int, Tensor, Tensor]] = []  # round, clients, whether each is finite
         self.traffic: Counter[str] = Counter()  # bytes up and down
@@ -109,6 +85,7 @@ class Engine:
         initial = chain.remember(params, len(self.fed.classes))
         self.memory = Memories(initial, self.fed.clients, self.memory_limit)
         self.offsets, self.indices, self.copies = self.fed.offsets, self.fed.indices.to(self.device), None
+        self.recent.forget()
         self.doubtful = []
 
     def resample(self, method: Method, slot: Tree) -> None:
@@ -136,6 +113,7 @@ class Engine:
             sizes.append(len(positions))
         self.indices, self.copies = torch.cat(indices).to(self.device), torch.cat(copies).to(self.device)
         self.offsets = torch.tensor([0, *sizes]).cumsum(0)
+        self.recent.forget()
 
     def train(self, state: State, plan: Tensor, chain: Chain, local: Local, turn: Turn) -> Sums:
         task = Task(chain, self.fed.network, local, self.autocast)
@@ -235,7 +213,13 @@ class Engine:
         return Part(summed(result, buffers), result.memory, result.finite)
 
     def sizes(self, ids: Tensor) -> Tensor:
-        return self.offsets[ids + 1] - self.offsets[ids]
+        sizes: Tensor = self.recent.of(ids, "sizes", find=lambda: self.offsets[ids + 1] - self.offsets[ids])
+        return sizes
+
+    def batches(self, local: Local, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch size of each client, and its number of steps in a visit."""
+        found: tuple[Tensor, Tensor] = self.recent.of(ids, local, find=lambda: local.batches(self.sizes(ids)))
+        return found
 
     def samples(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Row numbers in the data set of the given positions within each client's own data."""
@@ -293,11 +277,9 @@ class Engine:
 
     def prepare(self, task: Task, ids: Tensor, round: int, wave: int, start: Tree, shared: Tree, own: Tree) -> Visit:
         """What each of these clients is given at the beginning of its visit."""
-        n, device = self.sizes(ids), self.device
+        n, steps, device = self.sizes(ids), self.batches(task.local, ids)[1], self.device
         key = random.bits(self.fed.seed, random.TRAIN, round, wave, ids)
-        numbers = there(
-            torch.stack([n, task.local.batches(n)[1], key]), device
-        )  # one copy, since each takes its time
+        numbers = there(torch.stack([n, steps, key]), device)  # one copy, since each takes its time
         return Visit(
             start=start,
             shared=shared,

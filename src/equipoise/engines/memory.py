@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise import tree
+from equipoise.engines.recent import Recent
 from equipoise.engines.transfer import there
 from equipoise.errors import TrainingError
 from equipoise.tree import Tree
@@ -51,6 +52,7 @@ class ClientMemory:
         self.empty = self.row_bytes == 0
         self.place = torch.full((0 if self.empty else clients,), -1, dtype=torch.int32)
         self.seen = 0
+        self.slices = Recent()
         self.stack: Tree = tree.map(lambda leaf: leaf.new_empty(0, *leaf.shape), initial)
 
     def get(self, ids: Tensor) -> Tree:
@@ -59,9 +61,9 @@ class ClientMemory:
             return self.initial
         if self.seen == 0:
             return tree.map(lambda leaf: leaf.expand(len(ids), *leaf.shape).clone(), self.initial)
-        place = self.place[ids].long()
-        if (together := _slice(place)) is not None:
+        if (together := self._together(ids)) is not None:
             return tree.map(lambda stack: stack[together].clone(), self.stack)
+        place = self.place[ids].long()
         device = next(tree.leaves(self.initial)).device
         known, row = place >= 0, there(place.clamp(min=0), device)
         if bool(known.all()):
@@ -76,18 +78,25 @@ class ClientMemory:
     def put(self, ids: Tensor, memory: Tree) -> None:
         if self.empty:
             return
-        known = self.place[ids] >= 0
-        if not bool(known.all()):
-            new = torch.unique(ids[~known])  # a cohort drawn with replacement may name a client twice
+        if self._together(ids) is None:
+            self._welcome(ids[self.place[ids] < 0])
+        if (together := self._together(ids)) is not None:
+            tree.map(lambda stack, values: stack[together].copy_(values), self.stack, memory)
+            return
+        rows = there(self.place[ids].long(), next(tree.leaves(memory)).device)
+        tree.map(lambda stack, values: stack.index_copy_(0, rows, values), self.stack, memory)
+
+    def _welcome(self, new: Tensor) -> None:
+        """Those whom nobody has seen."""
+        if len(new := torch.unique(new)):  # a cohort drawn with replacement may name a client twice
             self._grow(self.seen + len(new))
             self.place[new] = torch.arange(self.seen, self.seen + len(new), dtype=torch.int32)
             self.seen += len(new)
-        place = self.place[ids].long()
-        if (together := _slice(place)) is not None:
-            tree.map(lambda stack, values: stack[together].copy_(values), self.stack, memory)
-            return
-        rows = there(place, next(tree.leaves(memory)).device)
-        tree.map(lambda stack, values: stack.index_copy_(0, rows, values), self.stack, memory)
+
+    def _together(self, ids: Tensor) -> slice | None:
+        """Their rows, where they follow one another: a slice is read and written faster."""
+        found: slice | None = self.slices.of(ids, self.seen, find=lambda: _slice(self.place[ids].long()))
+        return found
 
     def _grow(self, rows: int) -> None:
         have = len(next(tree.leaves(self.stack)))
@@ -117,6 +126,5 @@ class ClientMemory:
 
 
 def _slice(places: Tensor) -> slice | None:
-    """The places as a slice, where they follow one another: it is read and written faster."""
     first = int(places[0])
     return slice(first, first + len(places)) if first >= 0 and bool((places.diff() == 1).all()) else None

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from equipoise import local as L
 from equipoise import tree
-from equipoise.engines.base import Store, take
+from equipoise.engines.base import take
+from equipoise.engines.store import Store
 from equipoise.engines.sums import Part, Result, summed
 from equipoise.local import Batch, Carry, Data, Task, Visit
 from equipoise.tree import Tree

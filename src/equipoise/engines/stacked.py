@@ -10,7 +10,7 @@ stacks of their own, which go side by side in one recorded program, or one after
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -132,8 +132,7 @@ class Stacked(Engine):
         shared, own = task.chain.broadcast(state.slots), task.chain.address(state.slots, ids)
         visit = self.prepare(task, ids, state.round, 0, state.params, shared, own)
         _, inputs = self._sorted(task, visit, ids, axes)
-        n = self.sizes(ids)
-        shapes = self._shapes(task.local, n, *task.local.batches(n), axes, True)
+        shapes = self._shapes(task.local, ids, axes, True)
         begun = programs.begin(task, self.store, shapes, {**inputs, "buffers": state.buffers})
         visit, carry = Visit(**begun["visit"]), Carry(**begun["carry"])
         first = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -173,24 +172,23 @@ class Stacked(Engine):
 
     def _sorted(self, task: Task, visit: Visit, ids: Tensor, axes: Visit) -> tuple[Tensor | None, Tree]:
         """The inputs of a program with the clients in falling order of steps, and that order where it is another."""
-        n = self.sizes(ids)
-        size, steps = task.local.batches(n)
+        order, which = self.recent.of(ids, task.local, "order", find=lambda: self._order(task.local, ids))
+        visit = visit._replace(note={})
+        return order, {**(visit if order is None else take(visit, order, axes))._asdict(), **which}
+
+    def _order(self, local: Local, ids: Tensor) -> tuple[Tensor | None, Tree]:
+        """That of their steps, and in it the clients' batches and where their samples begin; on the device."""
+        size, steps = self.batches(local, ids)
         by_steps = steps.argsort(descending=True, stable=True)
         size, first, order = there(torch.stack([size, self.offsets[ids], by_steps]), self.device)
-        inputs = {**visit._replace(note={})._asdict(), "size": size, "first": first}
-        if bool((steps[:-1] >= steps[1:]).all()):
-            return None, inputs
-        sorted_visit = take(visit._replace(note={}), order, axes)
-        return order, {**sorted_visit._asdict(), **tree.rows({"size": size, "first": first}, order)}
+        which = {"size": size, "first": first}
+        return (None, which) if bool((steps[:-1] >= steps[1:]).all()) else (order, tree.rows(which, order))
 
     def _run(self, task: Task, inputs: Tree, ids: Tensor, axes: Visit, add_up: bool) -> Any:
         """Everything that fixes the programs is settled here, on the host; they themselves never wait for it."""
-        n = self.sizes(ids)
-        size, steps = task.local.batches(n)
-        shapes = self._shapes(task.local, n, size, steps, axes, add_up)
+        shapes = self._shapes(task.local, ids, axes, add_up)
         before, after = (partial(self._fast(made, task, around=True), self.store, shapes) for made in self._around())
-        ordered = sorted(steps.tolist(), reverse=True)
-        again = int(n.sum()) == int(self.offsets[-1])  # everybody is here, and so will be in the rounds to come
+        ordered, again = self.recent.of(ids, task.local, "steps", find=lambda: self._steps(task.local, ids))
 
         def visit(inputs: Tree) -> Any:
             begun = self._recorded("begin", before, task, shapes, inputs)
@@ -202,7 +200,7 @@ class Stacked(Engine):
         try:
             with arithmetic(self.device, self.precision):
                 if self._comes_again(task, shapes, ordered):
-                    return self._recorded("visit", visit, task, shapes, inputs, tuple(ordered))
+                    return self._recorded("visit", visit, task, shapes, inputs, ordered)
                 return visit(inputs)
         except torch.OutOfMemoryError as error:
             raise TrainingError(
@@ -214,6 +212,11 @@ class Stacked(Engine):
                 f"the model or a method failed while clients were trained together: {type(error).__name__}: {error};"
                 " train.engine = 'serial' says which one, at which tap and client"
             ) from error
+
+    def _steps(self, local: Local, ids: Tensor) -> tuple[tuple[int, ...], bool]:
+        """In falling order; and is everybody here, and so will be in the rounds to come?"""
+        steps: list[int] = self.batches(local, ids)[1].tolist()
+        return tuple(sorted(steps, reverse=True)), int(self.sizes(ids).sum()) == int(self.offsets[-1])
 
     def _comes_again(self, task: Task, shapes: Shapes, steps: Sequence[int]) -> bool:
         """Is it a visit that is worth recording as a whole: like the one before it, and not too long?"""
@@ -233,14 +236,20 @@ class Stacked(Engine):
         """Are there to be few shapes, since each of them costs time to compile or to record?"""
         return self.compiled or self.device.type == "cuda"
 
-    def _shapes(self, local: Local, n: Tensor, size: Tensor, steps: Tensor, axes: Visit, add_up: bool) -> Shapes:
+    def _shapes(self, local: Local, ids: Tensor, axes: Visit, add_up: bool) -> Shapes:
+        most, width, steps = self.recent.of(ids, local, "room", self._few, find=lambda: self._room(local, ids))
+        return Shapes(most, width, steps, axes, add_up)
+
+    def _room(self, local: Local, ids: Tensor) -> tuple[int, int, int]:
+        """For how many samples of a client, of a batch, and for how many steps there must be room."""
+        n, (size, steps) = self.sizes(ids), self.batches(local, ids)
         most, width, longest = int(n.max()), int(torch.minimum(size, n).max()), int(steps.max())
         if self._few:
             most_of_all, widest, longest_of_all = self._largest(local)
             # Room for more samples and steps costs little; a wider batch costs time.
             most, longest = few(most, most_of_all, 8), room(few(longest, longest_of_all, 8))
             width = few(width, widest, 1)
-        return Shapes(most, width, longest, axes, add_up)
+        return most, width, longest
 
     def _largest(self, local: Local) -> tuple[int, int, int]:
         """The most samples, the widest batch and the most steps of any client."""
@@ -274,16 +283,17 @@ class Stacked(Engine):
         same = (task.chain, task.local, shapes, self.compiled, self._data_version())
         return self.graphs.run((name, *fixed, *same), program, inputs, at_once=True)
 
-    def _advance(self, task: Task, shapes: Shapes, clients: int) -> Callable[..., Carry]:
-        """Some steps of so many clients."""
-        if self.graphs.recording and self._ready_bytes(shapes, clients) <= READY:
+    def _advance(self, task: Task, shapes: Shapes, ahead: bool) -> Callable[..., Carry]:
+        """Some steps, with samples looked up ahead or not."""
+        if ahead:
             look_up = self._fast(programs.samples_ahead, task, sizes_vary=True)
             return partial(programs.advance_ahead, look_up, self._fast(programs.step_on, task), self.store, shapes)
         return partial(programs.advance, self._fast(programs.step, task), self.store, shapes)
 
-    def _ready_bytes(self, shapes: Shapes, clients: int) -> int:
-        """Of samples that are looked up ahead."""
-        return programs.AHEAD * clients * shapes.width * self.x[0].numel() * self.dtype.itemsize
+    def _looks_ahead(self, shapes: Shapes, clients: int) -> bool:
+        """Are they so few that they wait for every program of a step, and not for memory?"""
+        ready = programs.AHEAD * clients * shapes.width * self.x[0].numel() * self.dtype.itemsize
+        return self.graphs.recording and ready <= READY
 
     def _train(self, task: Task, shapes: Shapes, begun: Tree, steps: Sequence[int], again: bool) -> Tree:
         if shapes.steps not in self.counters:
@@ -307,16 +317,20 @@ class Stacked(Engine):
                 part.clients, counter[part.first : part.first + up(part.steps, programs.AHEAD)]
             )
 
+        made = cache(partial(self._advance, task, shapes))
+
+        def advance(part: parts.Part, mine: Tree) -> Carry:
+            return made(self._looks_ahead(shapes, part.clients))(part.steps, part.ragged, mine)
+
         def whole_track(track: int) -> None:
             for part in (part for stage in stages for part in stage if part.track == track):
-                advance = self._advance(task, shapes, part.clients)
-                stacks[track].carry = advance(part.steps, part.ragged, inputs(part))
+                stacks[track].carry = advance(part, inputs(part))
 
         if self.graphs.within:  # then no track need wait for another
             self.graphs.branches([partial(whole_track, track) for track in stacks])
             stages = []
         for stage in stages:
-            program = partial(_advance_all, self.graphs, partial(self._advance, task, shapes), stage)
+            program = partial(_advance_all, self.graphs, advance, stage)
             # Each track has recordings of its own, since the next run of one overwrites what it gave.
             key = tuple((part.track, part.steps, part.ragged) for part in stage)
             given = {str(part.track): inputs(part) for part in stage}
@@ -360,7 +374,7 @@ class _Stack:
         return [self.carry, *self.ended[::-1]]
 
 
-def _advance_all(graphs: Graphs, advance: Callable[[int], Any], stage: Stage, inputs: Tree) -> list[Carry]:
+def _advance_all(graphs: Graphs, advance: Callable[..., Carry], stage: Stage, inputs: Tree) -> list[Carry]:
     """Some steps of each track that is going."""
     tracks = zip(stage, inputs.values(), strict=True)
-    return graphs.branches([partial(advance(part.clients), part.steps, part.ragged, mine) for part, mine in tracks])
+    return graphs.branches([partial(advance, part, mine) for part, mine in tracks])

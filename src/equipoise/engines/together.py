@@ -19,9 +19,10 @@ import torch
 
 from equipoise import tree
 from equipoise.engines import programs
-from equipoise.engines.base import Store, client_axes, take
+from equipoise.engines.base import client_axes, take
 from equipoise.engines.programs import Shapes
 from equipoise.engines.stacked import Call, Stacked
+from equipoise.engines.store import Store
 from equipoise.engines.sums import Part, Result, summed
 from equipoise.engines.transfer import there
 from equipoise.local import Task, Visit
