@@ -25,11 +25,9 @@ Tensors = Sequence[Tensor]
 Numbers = Sequence[float]
 
 LAYERS = 8  # of one kernel
-DEEPEST = (
-    128  # samples of a batch: of more the sums are what takes time, and the vendor's products are better at them
-)
-
+DEEPEST = 128  # samples of a batch: with more, it is the sums that take time, and the vendor's products are better
 TILE, FEW = 64, 64  # the vendor's tiles: rows and columns of each; and so many leave a GPU idle
+
 _NAME = "equipoise::descend"
 torch.library.define(
     _NAME,
@@ -79,7 +77,6 @@ def _shapes(g: Tensors, x: Tensors, biased: Sequence[int], *_: Any) -> list[Tens
 torch.library.impl(_NAME, "cpu", by_torch)
 torch.library.impl(_NAME, "cuda", _by_kernel)
 torch.library.register_fake(_NAME, _shapes)
-
 
 _PRODUCT = "equipoise::product"
 torch.library.define(_PRODUCT, "(Tensor a, Tensor b, bool turned) -> Tensor", tags=(torch.Tag.needs_exact_strides,))

@@ -29,6 +29,7 @@ def descend(
 ) -> None:  # fmt: skip
     """What `dense.by_torch` gives, written into `new`."""
     g, x, terms = ([tensor.contiguous() for tensor in some] for some in (g, x, terms))
+    rate, steps = rate.contiguous(), None if steps is None else steps.contiguous()
     (clients, batch, _), each = g[0].shape, len(plain) - 1
     leaves = [_leaf(leaf, terms[number * each : (number + 1) * each]) for number, leaf in enumerate(new)]
     biases = dict(zip(biased, leaves[len(g) :], strict=True))
