@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from equipoise.server import State, Turn
 
 LONGEST = 512  # steps of a client, in a visit that is recorded as a whole
-READY = (
-    32 << 20
-)  # bytes of samples that are looked up ahead: what stays near the processors of a GPU until it is used
+READY = 32 << 20  # bytes of samples, looked up ahead, that stay in the cache of a GPU until they are used
 KEPT = ("buffers", "first", "runs")  # inputs of a visit that are not part of it, and are read when it ends
 
 
