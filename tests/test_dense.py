@@ -13,6 +13,7 @@ from torch.fx import Graph
 
 from equipoise import dense, tree
 from equipoise.engines import Engine, Serial, Stacked, compiling
+from equipoise.engines.precision import arithmetic
 from equipoise.local import Local
 from equipoise.method import Chain, FedAvg, Method
 from equipoise.methods import FedDyn, FedProx, FedShift, Scaffold
@@ -147,13 +148,14 @@ def test_what_the_operator_means() -> None:
     ("clients", "batch", "widths"), [(12, 32, (784, 128, 128, 10)), (5, 7, (65, 130, 17, 3)), (3, 100, (64, 64, 1))]
 )
 def test_the_kernel_computes_what_torch_does(
-    clients: int, batch: int, widths: tuple[int, ...], stops: bool, fast: bool, monkeypatch: pytest.MonkeyPatch
+    clients: int, batch: int, widths: tuple[int, ...], stops: bool, fast: bool
 ) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", fast)
     arguments = given(clients, batch, widths, stops, stops, "cuda")
     expected = dense.by_torch(*torch.utils._pytree.tree_map_only(Tensor, Tensor.cpu, arguments))
     near = 0.1 if fast else 1e-4
-    for ours, theirs in zip(torch.ops.equipoise.descend(*arguments), expected, strict=True):
+    with arithmetic(torch.device("cuda"), "tf32" if fast else "float32"):
+        found = torch.ops.equipoise.descend(*arguments)
+    for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=near, atol=near)
 
 
@@ -165,11 +167,11 @@ def test_the_kernel_computes_what_torch_does(
     ("clients", "batch", "inputs", "outputs"), [(12, 32, 784, 128), (3, 50, 600, 13), (2, 5, 9, 3)]
 )
 def test_the_kernel_of_products_computes_what_torch_does(
-    clients: int, batch: int, inputs: int, outputs: int, turned: bool, fast: bool, monkeypatch: pytest.MonkeyPatch
+    clients: int, batch: int, inputs: int, outputs: int, turned: bool, fast: bool
 ) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", fast)
     torch.manual_seed(2)
     a, b = torch.randn(clients, batch, inputs), torch.randn(clients, inputs, outputs)
     near = 0.1 if fast else 1e-4
-    ours = torch.ops.equipoise.product(a.cuda(), (b.mT if turned else b).contiguous().cuda(), turned).cpu()
-    torch.testing.assert_close(ours, a @ b, rtol=near, atol=near)
+    with arithmetic(torch.device("cuda"), "tf32" if fast else "float32"):
+        ours = torch.ops.equipoise.product(a.cuda(), (b.mT if turned else b).contiguous().cuda(), turned)
+    torch.testing.assert_close(ours.cpu(), a @ b, rtol=near, atol=near)
