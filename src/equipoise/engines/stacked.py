@@ -271,7 +271,7 @@ class Stacked(Engine):
     ) -> Callable[..., Any]:
         """A function of a task, compiled if it is to be; what is `around` the steps only where that pays."""
         if self.compiled and (not around or self.compile_around):
-            return compiled(function, task, self.backend, sizes_vary)
+            return compiled(function, task, self.backend, self.device.type, sizes_vary)
         return partial(function, task)
 
     def _recorded(
