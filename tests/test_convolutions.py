@@ -15,10 +15,16 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise import convolutions, tree
+from equipoise import convolutions, models, tree
 from equipoise.convolutions import Convolution, conv2d, stackable_conv2d
+from equipoise.engines import Stacked, compiling
+from equipoise.local import Local
+from equipoise.method import Chain
+from equipoise.methods import Scaffold
 from equipoise.network import Context, Network
+from equipoise.round import one_round, start
 from equipoise.settled import tell_inductor
+from tests.federations import federation
 
 CLIENTS = 3
 
@@ -309,6 +315,29 @@ def test_what_convolutions_read_is_written_once(monkeypatch: pytest.MonkeyPatch)
     ((g, weight),) = read["convolve_input"]
     assert weight in {weight for _, weight in read["convolve"]}
     assert g in {g for g, _ in read["convolve_weight"]}
+
+
+def test_a_compiled_engine_whose_convolutions_are_ours_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with torch in the place of kernels; sizes are odd, since a compiler may mistake them."""
+    network = models.build("astraea_cnn", (1, 28, 28), 10)
+    local = Local(lr=0.02, batch=8)
+    fed = federation(network, sizes=(9, 9, 9), cohort=0, shape=(1, 28, 28), classes=10, local=local)
+
+    def trained(compile: bool) -> Any:
+        engine = Stacked(fed, precision="float64", width=CLIENTS, compile=compile)
+        state = start(fed, Chain(Scaffold()), engine)
+        for _ in range(2):
+            state, _ = one_round(state, fed, Chain(Scaffold()), engine)
+        return state.params
+
+    want = trained(compile=False)
+    used = []
+    monkeypatch.setattr(convolutions, "_fast", lambda x, weight: used.append(True) or x.dtype)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(compiling, "_COMPILED", {})
+    torch._dynamo.reset()
+    for name, got in trained(compile=True).items():
+        torch.testing.assert_close(got, want[name], rtol=1e-10, atol=1e-12)
+    assert used
 
 
 # -- the kernels
