@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise import convolutions, models, tree
+from equipoise import convolutions, tree
 from equipoise.convolutions import Convolution, conv2d, stackable_conv2d
 from equipoise.engines import Stacked, compiling
 from equipoise.local import Local
 from equipoise.method import Chain
-from equipoise.methods import Scaffold
 from equipoise.network import Context, Network
 from equipoise.round import one_round, start
 from equipoise.settled import tell_inductor
@@ -319,16 +318,13 @@ def test_what_convolutions_read_is_written_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_compiled_engine_whose_convolutions_are_ours_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, with torch in the place of kernels; sizes are odd, since a compiler may mistake them."""
-    network = models.build("astraea_cnn", (1, 28, 28), 10)
-    local = Local(lr=0.02, batch=8)
-    fed = federation(network, sizes=(9, 9, 9), cohort=0, shape=(1, 28, 28), classes=10, local=local)
+    first, second = nn.Conv2d(1, 6, 3), nn.Conv2d(6, 9, 2)
+    network = nn.Sequential(first, nn.MaxPool2d(2), nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    fed = federation(network, sizes=(9, 9, 9), cohort=0, shape=(1, 13, 13), local=Local(lr=0.02, batch=8))
 
     def trained(compile: bool) -> Any:
         engine = Stacked(fed, precision="float64", width=CLIENTS, compile=compile)
-        state = start(fed, Chain(Scaffold()), engine)
-        for _ in range(2):
-            state, _ = one_round(state, fed, Chain(Scaffold()), engine)
-        return state.params
+        return one_round(start(fed, Chain(), engine), fed, Chain(), engine)[0].params
 
     want = trained(compile=False)
     used = []

@@ -242,10 +242,10 @@ def test_a_run_that_begins_to_compile_says_so_first_and_resumes_to_the_same_bits
     plans: list[tuple[int, int | None]] = []  # at each compiled round: the round, and what the plan says
     real = stacked.compiled
 
-    def traced(step: object, task: object, backend: str, sizes_vary: bool) -> object:
+    def traced(step: object, task: object, backend: str, *others: object) -> object:
         plan = json.loads((tmp_path / where[0] / "plan.json").read_text())
         plans.append((len(plans), plan["compile_from"]))
-        return real(step, task, "eager", sizes_vary)  # type: ignore[arg-type]
+        return real(step, task, "eager", *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stacked, "compiled", traced)
     monkeypatch.setattr(pace, "compile_from", lambda *_: 3)
