@@ -107,7 +107,8 @@ def test_held_out_sets_are_balanced_although_clients_are_not() -> None:
         ({"cohort": 1.2}, ConfigError, "train.cohort = 1.2: expected a share above 0 and at most 1"),
         ({"cohort": -0.5}, ConfigError, "train.cohort = -0.5: expected a share above 0 and at most 1"),
         ({"cohort": math.nan}, ConfigError, "train.cohort = nan: expected a share above 0 and at most 1"),
-        ({"partition": Natural()}, ConfigError, "natural needs to know the owner of each sample"),
+        ({"partition": Natural()}, ConfigError, "^data.partition: natural needs to know the owner of each sample"),
+        ({"imbalance": Step(10, (0, 7))}, ConfigError, "^data.imbalance: step: minority names class 7"),
     ],
     ids=str,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -133,11 +134,13 @@ def build(
     share = [round(validation * n) for n in np.bincount(data.y[pool], minlength=classes)]
     pool, held_validation = _hold_out(pool, data.y, share, seed, 1, "validation")
     if imbalance is not None:
-        pool = pool[imbalance(data.y[pool], classes, seed)]
+        with _about("data.imbalance"):
+            pool = pool[imbalance(data.y[pool], classes, seed)]
     client = None if data.client is None else data.client[pool]
     if isinstance(partition, Natural) and data.roster is not None:
         partition = replace(partition, clients=len(data.roster))  # the imbalance may have emptied the last ones
-    parts = partition(data.y[pool], classes, seed, client)
+    with _about("data.partition"):
+        parts = partition(data.y[pool], classes, seed, client)
     sizes = parts.sizes
     if len(sizes) == 0:
         raise DataError("data.partition: it made no clients, expected at least one")
@@ -187,6 +190,15 @@ def initialised(model: Callable[[], nn.Module], seed: int, kind: Hashable | None
 def _tensor(array: np.ndarray) -> Tensor:
     """Without a copy, unless torch could not write to the array, which makes it warn."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
+@contextmanager
+def _about(table: str) -> Iterator[None]:
+    """A mistake that shows only with the data at hand is one of this table all the same."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{table}: {error}") from error
 
 
 def _check(
