@@ -39,4 +39,4 @@ bench: $(READY)  ## time rounds against plain PyTorch on this machine (some six 
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove .venv, caches and the environments of benchmarks
-	rm -rf $(VENV) benchmarks/.peers .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) benchmarks/.peers .mypy_cache .ruff_cache .pytest_cache .hypothesis

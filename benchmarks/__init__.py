@@ -1,1 +1,1 @@
-"""How fast Equipoise is on this machine: `python -m benchmarks`. What is measured and how: docs/speed.md."""
+"""How fast Equipoise is on this machine: `python -m benchmarks`. docs/speed.md says what is measured, and how."""

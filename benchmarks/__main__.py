@@ -1,6 +1,6 @@
 """How fast Equipoise is on this machine, against plain PyTorch and, with --peers, against other libraries.
 
-What is printed is also written to --out: jobs measured now replace those of the same name in the file, others stay.
+The results are printed, and written to --out: a job replaces the job of the same name in that file, and others stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks import machine, show
 from benchmarks.cases import Result
 from benchmarks.host import one_line
 from benchmarks.jobs import JOBS, Case
-from equipoise.errors import ConfigError, EquipoiseError, nearest
+from equipoise.core.errors import ConfigError, EquipoiseError, nearest
 
 PEERS = "peers"  # the job that only --peers asks for
 
@@ -38,14 +38,14 @@ def main(words: Sequence[str]) -> int:
         for case in JOBS[name](device):
             job["cases"][case.name] = result = measured(case, device)
             console.print(show.table(case.name, result))
-            kept[name] = job  # what was measured is not lost with what comes after it
+            kept[name] = job  # written after every case, so that a later failure loses nothing
             if given.out:
                 given.out.write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 
 
 def _command(given: argparse.Namespace) -> str:
-    """What to type to measure it again; where the numbers were kept is nobody's business."""
+    """The command that measures the same again, without --out."""
     jobs = f" --jobs {given.jobs}" if given.jobs else ""
     return f"python -m benchmarks --device {given.device}{jobs}{' --peers' if given.peers else ''}"
 
@@ -53,7 +53,7 @@ def _command(given: argparse.Namespace) -> str:
 def measured(case: Case, device: str) -> Result:
     try:
         return case.measure(device)
-    except Exception as error:  # whatever it is, the other cases are measured
+    except Exception as error:  # whatever fails, the other cases are still measured
         return {"failed": one_line(error)}
 
 
@@ -75,7 +75,7 @@ def chosen(jobs: str | None, peers: bool) -> list[str]:
 
 
 def read(out: Path | None) -> dict[str, Any]:
-    """What was measured before."""
+    """The jobs that were measured before and written to the file."""
     if out is None or not out.exists():
         return {}
     try:

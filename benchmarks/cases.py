@@ -1,4 +1,4 @@
-"""What can be measured: contests in turns, whole runs, and how the cost of a round grows."""
+"""Kinds of measurements: contestants that take turns, whole runs, and how the time of a round grows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Contest:
-    """Runs of Equipoise, and other ways to do the work of the first of them, in turns."""
+    """Contestants that take turns: runs of Equipoise, and other programs that do the work of the first run."""
 
     name: str
     runs: Mapping[str, Work]
@@ -29,9 +29,10 @@ class Contest:
     turns: Turns = TURNS
 
     def measure(self, device: str, **outside: Timed) -> Result:
-        """Seconds of a round, and `times`: how long each takes for a sample, as a multiple of the first run.
+        """Seconds of a round for every contestant, and `times`: its time for a sample, as a multiple of the first
+        run's.
 
-        `outside` are contestants that are there already, and at the same work.
+        `outside`: contestants that do the same work and are running already.
         """
         first = next(iter(self.runs.values()))
         contestants: dict[str, Timed] = {}
@@ -56,7 +57,7 @@ class Contest:
         return {"what": first.describe(device), "rows": rows}
 
     def _warm(self, host: Host, device: str) -> Row:
-        """Until every program that the rounds need has been compiled, and on CUDA been recorded and replayed."""
+        """Run rounds until every program that they need has been compiled, and on CUDA recorded and replayed."""
         start_up = host.timed(RUN, 1)
         again = 3 if device.startswith("cuda") else 1
         ready = host.timed(RUN, (host.facts["compiled_from"] or 0) + again * self.turns.multiple + 1)
@@ -89,7 +90,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the cost of a round grows along an axis."""
+    """How the time of a round grows as one property of the work grows."""
 
     name: str
     axis: str

@@ -1,4 +1,4 @@
-"""Curves of cost on two logarithmic axes, where growth in proportion is a straight line."""
+"""Curves of time on two logarithmic axes, where growth in proportion is a straight line of slope one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def sheet(title: str, cases: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def lines(series: Series, axis: str) -> str:
-    """Seconds, shown as milliseconds, over the points that were measured, which are also the marks of their axis."""
+    """A drawing of seconds, shown as milliseconds, over the points that were measured. The x axis has a tick at each
+    point."""
     xs = sorted({x for points in series.values() for x, _ in points})
     ys = decades([1000 * y for points in series.values() for _, y in points])
 
@@ -69,7 +70,7 @@ def lines(series: Series, axis: str) -> str:
 
 
 def decades(values: Sequence[float]) -> list[float]:
-    """Powers of ten that enclose the values.
+    """The powers of ten from just below the smallest value to just above the largest.
 
     >>> decades([3, 40])
     [1.0, 10.0, 100.0]

@@ -3,10 +3,10 @@
     python benchmarks/flower.py [--rounds 5] [--json benchmarks/results/flower-cpu.json]
 
 Both have a SuperLink and three SuperNodes with TLS and node authentication, the same network and samples, and in
-each round train and evaluate at every site. Flower's has its default settings. The two take turns; the first round of
-each is left out, as it loads what later rounds find loaded. Bytes are those of the loopback device, so that what
-processes of one machine hand to each other counts too; between machines, the model goes down and up once to train,
-and down once to be evaluated.
+each round train and evaluate at every site. Flower's FedAvg has its default settings. The two take turns; the first
+round of each is left out, since it loads what later rounds need not load again. Bytes are counted on the loopback
+device, so that traffic between processes that would share a machine counts too; between machines, the model goes down
+and up once to train, and down once to be evaluated.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any
 import torch
 
 import equipoise as eq
-from equipoise.config import Config
-from equipoise.deploy import certs
-from equipoise.deploy.local import local, share
-from equipoise.deploy.processes import CONNECTION, Child, environment, flower, free_port, listens
-from equipoise.experiment import Step
-from equipoise.runs import Watch
+from equipoise.deploy.transport import certs
+from equipoise.deploy.transport.processes import CONNECTION, Child, environment, flower, free_port, listens
+from equipoise.deploy.tryout import local, share
+from equipoise.runs.config import Config
+from equipoise.runs.run import Watch
+from equipoise.runs.training import Step
 
 SITES = 3
 MODELS = {"2 MB": (600, 720), "45 MB": (3200, 3400)}
@@ -51,7 +51,7 @@ def config(hidden: tuple[int, ...], rounds: int) -> Config:
 
 
 class Clock:
-    """The time and the bytes that have crossed the loopback device, noted at the end of every round."""
+    """Notes, at the end of every round, the time and how many bytes have crossed the loopback device."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, int]] = []
@@ -77,14 +77,13 @@ def ours(hidden: tuple[int, ...], rounds: int, folder: Path) -> list[dict[str, f
     def step(step: Step) -> None:
         clock.note()
 
-    local(
-        config(hidden, rounds), folder / "run", SITES, Watch(step=step, say=lambda sentence: print(f"  {sentence}"))
-    )
+    watch = Watch(step=step, notify=lambda sentence: print(f"  {sentence}"))
+    local(config(hidden, rounds), folder / "run", SITES, watch)
     return clock.rounds()
 
 
 def theirs(hidden: tuple[int, ...], rounds: int, folder: Path) -> list[dict[str, float]]:
-    """Flower's commands as its documentation gives them."""
+    """Flower's own FedAvg, started by the commands of its documentation."""
     parts, times = folder / "parts", folder / "times"
     share(config(hidden, rounds), SITES, parts)
     names = [file.stem for file in sorted(parts.glob("*.npz"))]
@@ -117,7 +116,7 @@ def theirs(hidden: tuple[int, ...], rounds: int, folder: Path) -> list[dict[str,
         overrides = " ".join(f'{name}="{value}"' for name, value in settings.items())
         app = Path(__file__).parent / "flower_fedavg"
         flower(["run", str(app), CONNECTION, "-c", f"{overrides} rounds={rounds}"], env)
-        # One line before the first round, and one after each.
+        # The server app appends one line to `times` before the first round, and one after each round.
         for count in range(1, rounds + 2):
             link.wait_until(lambda count=count: lines(times) >= count, limit=600)
             if count > 1:

@@ -1,7 +1,8 @@
-"""A process of its own for every run: its memory and torch's settings are its own, and when it dies the others go on.
+"""Every run that is measured has a process of its own, with its own memory and settings of torch; if it dies, the
+others go on.
 
-The process carries out a real `equipoise run`, which stands still between turns. While it stands still, other ways to
-do the same work may have theirs in the same process.
+The process executes a real `equipoise run`, which pauses between its turns. While it pauses, other programs that do
+the same work can have their turns in the same process.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.plain import Rounds
 from benchmarks.work import Work
-from equipoise import runs
-from equipoise.errors import EquipoiseError
+from equipoise.core.errors import EquipoiseError
+from equipoise.runs import run as runs
 
 RUN = "run"
-ALL = 0  # rounds that are left
+ALL = 0  # as a number of rounds: all that are left
 Maker = Callable[[Work, str], Rounds]
-# Processes are forked from one that has imported torch and computed nothing.
+# Processes are forked from a server process that has imported torch and computed nothing.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
 
 
 class HostError(EquipoiseError):
-    """What was measured has failed."""
+    """A contestant failed while it was measured."""
 
 
 class Host:
-    """Seen from outside. `facts` are what the run has told of itself: its plan, and the most memory it has held."""
+    """A handle on the process of a run. `facts` are what the run has reported: the round from which on it compiles,
+    and its peak memory."""
 
     def __init__(self, work: Work, device: str, others: Mapping[str, Maker] | None = None, **settings: Any) -> None:
-        """`settings` are of the config's table `train`."""
+        """`others`: other programs that do the same work. `settings`: of the config's table `train`."""
         self.pipe, theirs = PROCESSES.Pipe()
         self.process = PROCESSES.Process(target=_serve, args=(theirs, work, others or {}, device, settings))
         self.process.start()
@@ -45,7 +47,7 @@ class Host:
         self.facts: dict[str, Any] = {}
 
     def timed(self, name: str, rounds: int) -> float:
-        """Seconds that so many rounds of a contestant take."""
+        """How many seconds the next rounds of a contestant take."""
         try:
             self.pipe.send((name, rounds))
             answer: dict[str, Any] = self.pipe.recv()
@@ -59,7 +61,7 @@ class Host:
         return seconds
 
     def close(self) -> None:
-        self.pipe.close()  # which it notices
+        self.pipe.close()  # the process ends when its pipe is closed
         self.process.join()
         self.process.close()
 
@@ -70,14 +72,14 @@ def one_line(error: BaseException) -> str:
 
 
 class _Served:
-    """Seen from inside."""
+    """The side of the process: carries out the run and the other contestants as it is told."""
 
     def __init__(self, pipe: Connection, work: Work, others: Mapping[str, Maker], device: str) -> None:
         self.pipe, self.work, self.others, self.device = pipe, work, others, device
         self.made: dict[str, Rounds] = {}
         self.left, self.began = 0, 0.0
 
-    def carry_out(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def run(self, folder: Path, settings: Mapping[str, Any]) -> None:
         config = self.work.config(folder, self.device, **settings)
         self._listen()
         runs.run(config, folder / "run", runs.Watch(step=lambda step: self._step(folder / "run" / "plan.json")))
@@ -91,7 +93,7 @@ class _Served:
             self._listen()
 
     def _listen(self) -> None:
-        """Until the run has its turn again."""
+        """Give other contestants their turns, until it is the run's turn again."""
         while True:
             name, rounds = self.pipe.recv()
             if name == RUN:
@@ -104,7 +106,7 @@ class _Served:
                 self._begin()
                 self.made[name](rounds)
                 self._report()
-            except Exception as error:  # the run can go on without it
+            except Exception as error:  # the run itself can go on
                 self.pipe.send({"failed": one_line(error)})
 
     def _begin(self) -> None:
@@ -121,8 +123,8 @@ def _serve(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
         try:
-            _Served(pipe, work, others, device).carry_out(Path(folder), settings)
-        except EOFError:  # nobody asks any more
+            _Served(pipe, work, others, device).run(Path(folder), settings)
+        except EOFError:  # the handle was closed
             pass
         except Exception as error:
             pipe.send({"failed": one_line(error)})

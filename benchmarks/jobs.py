@@ -1,4 +1,4 @@
-"""The jobs. Each is a list of cases, which are measured one after another and may fail one by one."""
+"""The jobs. Each is a list of cases, measured one after another; a case that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MLP = Work()
 DRAWN = replace(MLP, clients=500, samples=120, cohort=100)
 CNN = Work("climb_cnn", shape=(3, 32, 32), clients=100, samples=500, batch=50)
 RESNET = Work("resnet18", shape=(3, 32, 32), clients=10, samples=400, batch=40, precision="bf16")
-# pfl-research's CIFAR10 benchmark, as benchmarks/image_classification of its repository sets it.
+# pfl-research's CIFAR10 benchmark, with the settings of benchmarks/image_classification in its repository.
 PFL = Work("pfl_cnn", shape=(3, 32, 32), clients=1000, samples=50, cohort=50, batch=10, lr=0.1, test=10_000)
 PFL_ROUNDS, PFL_EVALUATION = 1500, 10
-SMALL = replace(MLP, samples=64, compile=False)  # else each size of a growing job would wait for the compiler
+SMALL = replace(MLP, samples=64, compile=False)  # otherwise every size of the growth job would be compiled
 
 
 def on_gpu(device: str) -> bool:
@@ -38,7 +38,7 @@ def on_gpu(device: str) -> bool:
 
 
 def others(device: str) -> dict[str, Maker]:
-    """What Equipoise is measured against."""
+    """The programs that Equipoise is compared with."""
     if not on_gpu(device):
         return {BOUND: centralised, "plain loop": loop}
     return {
@@ -67,13 +67,13 @@ def cnn(device: str) -> list[Case]:
 
 
 def resnet(device: str) -> list[Case]:
-    """On a CPU a narrow one: a round of the wide one takes minutes."""
+    """On a CPU the network is narrower, since a round of the full one takes minutes."""
     small = replace(RESNET, options={"width": 16}, samples=40, precision="auto")
     return [Contest("resnet", {OURS: RESNET if on_gpu(device) else small}, others(device))]
 
 
 def pfl(device: str) -> list[Case]:
-    """On a CPU a smaller cohort, and only some of the rounds: all of them take hours."""
+    """On a CPU the cohort is smaller, and only some rounds are measured, since all of them take hours."""
     if not on_gpu(device):
         return [Contest("pfl", {OURS: replace(PFL, cohort=10)}, others(device))]
     whole = Whole("pfl, end to end", PFL, PFL_ROUNDS, PFL_EVALUATION)
@@ -93,7 +93,7 @@ def _against_equal(work: Work) -> Case:
 
 
 def chains(device: str) -> list[Case]:
-    """CLIMB asks all clients for their losses in every fifth round, so that turns are multiples of five."""
+    """Turns are multiples of five rounds, since CLIMB asks all clients for their losses in every fifth round."""
     methods = {"fedavg": "fedavg", "scaffold": "scaffold", "fedshift": "fedshift", "climb": "climb(every=5)"}
     works = {name: replace(MLP, method=method) for name, method in methods.items()}
     return [Contest("chains", works, turns=Turns(count=3, most=5.0, multiple=5))]
@@ -105,12 +105,12 @@ def growth(device: str) -> list[Case]:
     def grow(name: str, axis: str, points: dict[float, Work]) -> Growth:
         return Growth(name, axis, points, bound)
 
-    crowd = replace(SMALL, clients=1000)
+    thousand = replace(SMALL, clients=1000)
     return [
         grow(
             "clients", "clients, all in every round", {n: replace(SMALL, clients=n) for n in (10, 30, 100, 300, 1000)}
         ),
-        grow("cohort", "cohort, of 1,000 clients", {n: replace(crowd, cohort=n) for n in (10, 100, 300)}),
+        grow("cohort", "cohort, of 1,000 clients", {n: replace(thousand, cohort=n) for n in (10, 100, 300)}),
         grow(
             "model",
             "parameters",
@@ -125,7 +125,7 @@ def growth(device: str) -> list[Case]:
 
 
 def _parameters(width: int) -> int:
-    """Of a network of two hidden layers."""
+    """The number of parameters of a network with two hidden layers of this width."""
     widths = [784, width, width, 10]
     return sum((before + 1) * after for before, after in pairwise(widths))
 

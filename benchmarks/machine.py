@@ -1,4 +1,4 @@
-"""Where and with what something was measured."""
+"""The machine and the versions with which something was measured."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def wait(device: str) -> None:
-    """Until the device has finished all it was given."""
+    """Wait until the device has finished its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def peak_mib(device: str) -> float:
-    """The most memory that this process has held: of the device on CUDA, else of the machine."""
+    """The most memory that this process has held: on CUDA memory of the device, otherwise main memory."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_reserved() / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -64,7 +64,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """What was measured; with a + where the working tree differs from it."""
+    """The commit that was measured, with a + if the working tree differs from it; None where it is unknown."""
     try:
         head, changes = (
             subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Contestants that take turns, so that a busy machine slows them all."""
+"""Contestants take turns, so that a busy machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Timed = Callable[[int], float]  # carries out so many rounds, and gives the seconds that they took
+Timed = Callable[[int], float]  # carries out the given number of rounds, and returns how many seconds they took
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,13 @@ class Turns:
     """How long contestants are measured."""
 
     count: int = 5
-    seconds: float = 0.5  # of a turn, at least
-    most: float = 10.0  # of a contestant: it sits out further turns, but for the first two
-    multiple: int = 1  # rounds of a turn come in such groups
+    seconds: float = 0.5  # the least length of a turn
+    most: float = 10.0  # seconds after which a contestant gets no further turn, except for its first two
+    multiple: int = 1  # the rounds of a turn are a multiple of this
 
 
 def compete(contestants: Mapping[str, Timed], turns: Turns) -> dict[str, dict[str, Any]]:
-    """Seconds of a round of each, as the median over turns; all are warm."""
+    """Seconds of a round of each contestant, as the median over turns. The contestants must be warm."""
     rounds = {name: _enough(contestant, turns) for name, contestant in contestants.items()}
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(turns.count):
@@ -37,7 +37,7 @@ def compete(contestants: Mapping[str, Timed], turns: Turns) -> dict[str, dict[st
 
 
 def _enough(contestant: Timed, turns: Turns) -> int:
-    """Rounds that fill a turn."""
+    """How many rounds fill a turn."""
     rounds = turns.multiple
     while (took := contestant(rounds)) < turns.seconds / 2:
         rounds *= 2

@@ -1,4 +1,4 @@
-"""docs/speed.md and its drawings, made anew from what is kept in benchmarks/results: `python -m benchmarks.page`."""
+"""Makes docs/speed.md and its drawings from the files in benchmarks/results: `python -m benchmarks.page`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = Sequence[str]
 
 
 def pages(results: Path) -> dict[str, str]:
-    """The page, and the drawings that it shows, by their names relative to it."""
+    """The page and its drawings, by their paths relative to docs."""
     written, parts = {}, [INTRODUCTION.read_text(encoding="utf-8")]
     for stem, title in MACHINES.items():
         file = results / f"{stem}.json"
@@ -77,7 +77,7 @@ def _cases(jobs: Jobs, name: str) -> dict[str, Case]:
 
 
 def _where(jobs: Jobs) -> list[str]:
-    """The machines and versions behind the jobs: one, unless they were measured apart."""
+    """The machines and versions with which the jobs were measured: one line, or several with the jobs of each."""
     found: dict[str, list[str]] = {}
     for name, job in jobs.items():
         versions = ", ".join(f"{what} {number}" for what, number in job["versions"].items())
@@ -89,7 +89,7 @@ def _where(jobs: Jobs) -> list[str]:
 
 
 def _contests(cases: Mapping[str, Case]) -> Iterator[str]:
-    """Equipoise against others, a column for each of them."""
+    """A table of Equipoise against other programs, with a column for each of them."""
     others = dict.fromkeys(name for case in cases.values() for name in list(case.get("rows", {}))[1:])
     rows: list[Row] = []
     for name, case in cases.items():
@@ -144,7 +144,7 @@ def _excuse(case: Case) -> str:
 
 
 def _table(columns: Row, rows: Sequence[Row]) -> Iterator[str]:
-    """A row that is too short has nothing in its last cells."""
+    """A table in Markdown. A row that is too short gets empty cells at its end."""
     if not rows:
         yield f"{MISSING.capitalize()}.\n"
         return

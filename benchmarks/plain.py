@@ -1,4 +1,4 @@
-"""The same work in plain PyTorch: all samples in one place, which bounds what a simulation can reach, and a loop."""
+"""The same work in plain PyTorch: centralised training, the bound on what a simulation can reach, and a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.work import CLASSES, Work
 from equipoise import models
 from equipoise.data.dataset import CONSTANTS
 
-Rounds = Callable[[int], None]  # carries out so many rounds
+Rounds = Callable[[int], None]  # carries out the given number of rounds
 
 
 class Plain:
@@ -48,7 +48,7 @@ class Plain:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """What a run asks of torch does not bind a plain program: it need not repeat itself to the bit."""
+        """Settings of torch for a plain program. It need not give the same bits again, as a run of Equipoise must."""
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         exact = torch.are_deterministic_algorithms_enabled()
         before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
@@ -63,9 +63,10 @@ class Plain:
 
 
 def centralised(work: Work, device: str, how: str = "eager") -> Rounds:
-    """As many steps as a client takes, each on a batch of every client at once, with one model.
+    """One model, trained for as many steps as a client takes, each on the batches of all clients at once.
 
-    `how`: "eager"; "graph", the whole round recorded as a CUDA graph; "best", that of a compiled channels-last model.
+    `how`: "eager"; "graph", with the whole round recorded as a CUDA graph; "best", the same with a compiled model in
+    channels-last layout.
     """
     plain = Plain(work, device, best=how == "best")
     size = work.batch * (work.cohort or work.clients)
@@ -109,7 +110,7 @@ def _recorded(plain: Plain, order: Callable[[], Tensor], size: int) -> Callable[
 
 
 def loop(work: Work, device: str) -> Rounds:
-    """What a careful person writes without a library: clients one after another, their samples on the device."""
+    """FedAvg as one writes it without a library: one client after another, with all samples on the device."""
     plain = Plain(work, device)
     start = {name: value.clone() for name, value in plain.module.state_dict().items()}
     parts = torch.randperm(work.pool, device=device).view(work.clients, work.samples)

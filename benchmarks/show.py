@@ -1,4 +1,4 @@
-"""What was measured, as tables in a terminal."""
+"""Results as tables in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained: a network, clients and samples, as a config of `equipoise run` and as plain arrays."""
+"""The work that is measured: a network, clients and samples, as a config of `equipoise run` and as plain arrays."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.config import Config
+from equipoise.runs.config import Config
 
 CLASSES = 10
-ROUNDS = 10_000  # of a run of which some are measured: a long one, so that it is worth compiling
+ROUNDS = 10_000  # of a run, of which only some are measured: so many that compiling is worth it
 
 
 @dataclass(frozen=True)
 class Work:
-    """Samples are random bytes of the right shape: speed does not depend on what is seen."""
+    """A network to train, and clients with samples. Samples are random bytes, since speed does not depend on them."""
 
     model: str = "mlp"
     options: dict[str, Any] = field(default_factory=dict)  # of the model
     shape: tuple[int, int, int] = (1, 28, 28)
     clients: int = 100
-    samples: int = 600  # of a client, in the mean
+    samples: int = 600  # of a client, on average
     cohort: int | None = None  # all clients when not given
     batch: int = 32
     lr: float = 0.05
-    alpha: float | None = None  # of a Dirichlet partition; equal sizes when not given
+    alpha: float | None = None  # of a Dirichlet partition; clients have equal sizes when not given
     method: str = "fedavg"
     precision: str = "auto"
-    test: int = 0  # samples
-    compile: bool = True  # where that pays; never when False
+    test: int = 0  # samples of the test set
+    compile: bool = True  # compile where it is worth it; never when False
 
     @property
     def pool(self) -> int:
@@ -39,12 +39,12 @@ class Work:
 
     @property
     def cohort_samples(self) -> int:
-        """Trained on in a round."""
+        """How many samples a round trains on."""
         return (self.cohort or self.clients) * self.samples
 
     @property
     def steps(self) -> int:
-        """That a client of mean size takes."""
+        """How many steps a client of mean size takes in a round."""
         return math.ceil(self.samples / self.batch)
 
     def precision_on(self, device: str) -> str:
@@ -68,7 +68,7 @@ class Work:
         return "mnist" if self.shape[0] == 1 else "cifar10"
 
     def config(self, folder: Path, device: str, **train: Any) -> Config:
-        """Of a run on samples that are written to the folder."""
+        """The config of a run on these samples, which are written to the folder."""
         file = folder / f"{'x'.join(map(str, self.shape))}-{self.pool}-{self.test}.npz"
         if not file.exists():
             np.savez(file, **self.arrays())

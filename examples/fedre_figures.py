@@ -1,8 +1,8 @@
-"""FedRE's Figures 1 to 4: when does a network tell the class shares of its training data?
+"""FedRE's Figures 1 to 4: when do the outputs of a network show the class shares of its training data?
 
-Early in training with the square loss, the loss stays on a plateau, where the network answers every input with the
-class shares. That holds where all classes have the same mean (a square in a frame, nested rings). With one hidden
-layer it fails on separated blobs, and with three it holds there, too. Run it and open the page that it writes:
+Early in training with the square loss, the loss stays on a plateau, where the network's output for every input is
+close to the class shares. This holds if all classes have the same mean (a square in a frame, nested rings). On
+separated blobs it fails with one hidden layer, and holds with three. Run the script and open the page that it writes:
 
     python examples/fedre_figures.py --out fedre.html
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from equipoise.federation import Federation
+from equipoise.core.federation import Federation
 from equipoise.papers.figures import HEIGHT, TOP, lines
 from equipoise.papers.synthetic import Draw, blobs, errors, frame, one_client, plateau, rings, trace
 from equipoise.report.markup import percent, svg, tag, text
@@ -25,7 +25,7 @@ from equipoise.report.markup import percent, svg, tag, text
 
 # -- drawing --------------------------------------------------------------------------------------------------------
 def scatter(fed: Federation) -> str:
-    """The training samples, a colour for each class."""
+    """Draw the training samples, with one colour per class."""
     side = HEIGHT - TOP
     low, span = float(fed.x.min()), float(fed.x.max() - fed.x.min())
     dots = [
@@ -56,35 +56,35 @@ def page(*sections: str) -> str:
 
 # -- the experiments ------------------------------------------------------------------------------------------------
 def experiment(title: str, draw: Draw, counts: Sequence[int], iterations: int, seed: int) -> str:
-    """One network with four hidden units: its samples, its loss, and what it says of the shares on the way."""
+    """Train one network with four hidden units, and show its samples, its loss and its estimates of the shares."""
     fed = one_client(draw, counts, [4], 50, seed)
     points = trace(fed, iterations)
     flat = plateau(points)
     truth = [n / sum(counts) for n in counts]
     seen = flat[len(flat) // 2] if flat else points[-1]
     rows = [
-        [name, percent(share), percent(said), percent(error)]
-        for name, share, said, error in zip(
+        [name, percent(share), percent(estimate), percent(error)]
+        for name, share, estimate, error in zip(
             fed.classes, truth, seen.shares.tolist(), errors(seen, counts).tolist(), strict=True
         )
     ]
     worst = max((float(errors(point, counts).max()) for point in flat), default=math.nan)
     note = f"Counts {list(counts)}. " + (
         f"Plateau (shaded) from iteration {flat[0].iteration} to {flat[-1].iteration}; the largest error of any class"
-        f" on it is {percent(worst)} % of its share. The table is of its middle."
+        f" on it is {percent(worst)} % of its share. The table shows the middle of the plateau."
         if flat
-        else "The loss is never flat before it is small: there is no plateau to read off. The table is of the end."
+        else "The loss has no plateau. The table shows the estimates at the end."
     )
     print(f"{title}. {note}")
     shaded = (float(flat[0].iteration), float(flat[-1].iteration)) if flat else None
     loss = lines({"loss": [(p.iteration, p.loss) for p in points]}, "iteration", shaded)
-    said = {name: [(p.iteration, float(p.shares[c])) for p in points] for c, name in enumerate(fed.classes)}
+    estimates = {name: [(p.iteration, float(p.shares[c])) for p in points] for c, name in enumerate(fed.classes)}
     heads = ["class", "true share %", "estimate %", "error %"]
-    return section(title, note, scatter(fed), loss, lines(said, "iteration", shaded), table(heads, rows))
+    return section(title, note, scatter(fed), loss, lines(estimates, "iteration", shaded), table(heads, rows))
 
 
 def layers(counts: Sequence[int], depths: Sequence[int], iterations: int, seed: int) -> str:
-    """Figure 4: with more hidden layers the estimate becomes right for classes with different means, too."""
+    """Figure 4: with more hidden layers, the estimate is right for classes with different means, too."""
     found = []
     for depth in depths:
         fed = one_client(blobs, counts, [4] * depth, iterations, seed)
@@ -106,7 +106,7 @@ def layers(counts: Sequence[int], depths: Sequence[int], iterations: int, seed: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("fedre.html"))
-    parser.add_argument("--quick", action="store_true", help="fewer iterations, in seconds")
+    parser.add_argument("--quick", action="store_true", help="fewer iterations, which take seconds")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)  # the networks are tiny

@@ -27,9 +27,10 @@ from benchmarks.peers import process
 from benchmarks.peers.process import Peer, PeerError, Process
 from benchmarks.plain import Plain, centralised, loop
 from benchmarks.work import Work
-from equipoise import models, runs
-from equipoise.errors import ConfigError
-from equipoise.folder import read_metrics
+from equipoise import models
+from equipoise.core.errors import ConfigError
+from equipoise.runs import run as runs
+from equipoise.runs.folder import read_metrics
 
 ROOT = Path(__file__).parent.parent
 TINY = Work("logistic", shape=(1, 4, 4), clients=4, samples=10, batch=4)
@@ -157,7 +158,7 @@ def test_a_run_advances_by_as_many_rounds_as_it_is_told(tmp_path: Path) -> None:
     told: list[int] = []
     served = host._Served(pipe, TINY, {"toy": lambda work, device: told.append}, "cpu")
     with pytest.raises(EOFError):
-        served.carry_out(tmp_path, {"evaluate_every": 1})
+        served.run(tmp_path, {"evaluate_every": 1})
     assert [rounds for rounds, _ in pipe.heard] == [1, 1, 4]
     assert told == [5]
     assert pipe.heard[0][1].keys() == {"seconds", "peak_mib", "compiled_from"}

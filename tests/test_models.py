@@ -1,3 +1,5 @@
+"""The networks: their published sizes and layers, gradients under vmap, and errors for wrong requests."""
+
 from __future__ import annotations
 
 import sys
@@ -11,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from equipoise.errors import ConfigError
+from equipoise.core.errors import ConfigError
 from equipoise.models import MODELS, build
 
-# The smallest honest use of each network: name, shape of a sample, options that keep it quick.
+# Small instances of every network: its name, the shape of a sample, and options that keep the test quick.
 SMALL = [
     ("logistic", (5,), {}),
     ("logistic", (1, 4, 4), {}),
@@ -34,7 +36,7 @@ SMALL = [
 
 
 def parameters(name: str, shape: tuple[int, ...], classes: int, **options: object) -> int:
-    with torch.device("meta"):  # counts need no memory
+    with torch.device("meta"):  # counting allocates no memory
         return sum(leaf.numel() for leaf in build(name, shape, classes, **options).parameters())
 
 
@@ -66,7 +68,7 @@ def test_networks_have_the_published_size(
 def as_published(
     model: nn.Module, x: Tensor, act: Callable[[Tensor], Tensor], dense_act: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The network read off the paper: convolution, activation, then pooling; dense layers with theirs."""
+    """Compute the network in the order of the paper: convolution, activation, pooling, then the dense layers."""
     layers = [layer for layer in model.children() if isinstance(layer, (nn.Conv2d, nn.Linear, nn.MaxPool2d))]
     for layer, after in pairwise([*layers, None]):
         if isinstance(layer, nn.Conv2d):
@@ -96,12 +98,12 @@ def test_networks_compute_what_the_papers_describe(
     model = build(name, (3, 20, 20), 4).double().eval()
     x = torch.randn(3, 3, 20, 20, dtype=torch.float64)
     assert sum(isinstance(layer, nn.MaxPool2d) for layer in model.children()) == pools
-    theirs, ours = as_published(model, x, act, dense_act), model(x)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    published, ours = as_published(model, x, act, dense_act), model(x)
+    torch.testing.assert_close(ours, published, rtol=1e-12, atol=1e-12)
     leaves = list(model.parameters())
     for a, b in zip(
         torch.autograd.grad(ours.square().sum(), leaves),
-        torch.autograd.grad(theirs.square().sum(), leaves),
+        torch.autograd.grad(published.square().sum(), leaves),
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
@@ -154,7 +156,7 @@ def test_nothing_works_in_place_and_training_mode_is_on(
 
 def test_building_draws_only_the_initialisation() -> None:
     torch.manual_seed(3)
-    first = build("astraea_cnn", (1, 28, 28), 5)  # has a dropout, which must not draw while shapes are found
+    first = build("astraea_cnn", (1, 28, 28), 5)  # has a dropout, which must draw nothing while shapes are inferred
     torch.manual_seed(3)
     second: list[nn.Module] = [nn.Conv2d(1, 12, 5), nn.Conv2d(12, 18, 3), nn.Conv2d(18, 24, 2)]
     second += [nn.Linear(384, 150), nn.Linear(150, 5)]
@@ -178,7 +180,7 @@ def test_norm_and_activation_are_as_asked() -> None:
         ("resnet", (3, 8, 8), {}, r"no model 'resnet': did you mean 'resnet\d\d'\?"),
         ("zzz", (3, 8, 8), {}, "the choices are astraea_cnn, climb_cnn"),
         ("mlp", (4,), {"hiden": [3]}, "model 'mlp' has no option 'hiden': did you mean 'hidden'"),
-        ("logistic", (4,), {"width": 3}, "model 'logistic' has no option 'width': it takes none"),
+        ("logistic", (4,), {"width": 3}, "model 'logistic' has no option 'width': it has no options"),
         ("mlp", (4,), {"hidden": 3}, r"hidden is 3; expected a list of widths such as \[128, 128\]"),
         ("mlp", (4,), {"hidden": [3, 0]}, "hidden is 0; expected an integer of at least 1"),
         ("mlp", (4,), {"hidden": [True]}, "hidden is True; expected an integer"),
@@ -194,7 +196,7 @@ def test_norm_and_activation_are_as_asked() -> None:
             r"'climb_cnn' takes images .* but a sample has shape \(30,\); use 'logistic'",
         ),
         ("resnet50", (30,), {}, "'resnet50' takes images"),
-        ("climb_cnn", (3, 8, 8), {}, "'climb_cnn' needs larger images: 8 x 8 shrinks to nothing"),
+        ("climb_cnn", (3, 8, 8), {}, "'climb_cnn' needs larger images: 8 x 8 pixels shrink to nothing"),
         ("keras_cifar", (3, 4, 4), {}, "'keras_cifar' needs larger images: 4 x 4"),
     ],
 )
@@ -254,14 +256,14 @@ def test_a_function_of_the_users_own_gets_what_it_accepts() -> None:
     ("name", "options", "sentence"),
     [
         ("nowhere.at_all:f", {}, "the module 'nowhere', which is neither in .* nor installed"),
-        ("nets_of_mine:sizd", {}, "'nets_of_mine' has no function 'sizd'; did you mean 'sized'"),
-        ("nets_of_mine:constant", {}, "'nets_of_mine' has no function 'constant'"),
+        ("nets_of_mine:sizd", {}, "'nets_of_mine' has no 'sizd'; did you mean 'sized'"),
+        ("nets_of_mine:constant", {}, "'nets_of_mine' has no 'constant'"),
         ("nets_of_mine:number", {}, "returned a int; expected a torch.nn.Module"),
         ("nets_of_mine:broken", {}, "could not be built: RuntimeError: out of ideas"),
         ("nets_of_mine:sized", {"dept": 1}, "has no option 'dept': did you mean 'depth'"),
-        ("nets_of_mine:plain", {"depth": 1}, "has no option 'depth': it takes none"),
-        ("nets_of_mine:", {}, "incomplete; expected 'package.module:function'"),
-        (":f", {}, "incomplete; expected 'package.module:function'"),
+        ("nets_of_mine:plain", {"depth": 1}, "has no option 'depth': it has no options"),
+        ("nets_of_mine:", {}, "incomplete; expected 'package.module:Name'"),
+        (":f", {}, "incomplete; expected 'package.module:Name'"),
         ("needs_more:f", {}, "importing 'needs_more' failed with ModuleNotFoundError: .*a_module_nobody_has"),
         ("garbled:f", {}, "importing 'garbled' failed with SyntaxError"),
     ],

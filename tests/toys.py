@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from equipoise import tree
-from equipoise.federation import Federation
-from equipoise.local import Data, Env
-from equipoise.method import Method
-from equipoise.questions import cross_entropy
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.client import Data, Env
+from equipoise.core.federation import Federation
+from equipoise.core.method import Method
+from equipoise.core.questions import cross_entropy
+from equipoise.core.tree import Tree
 from tests.reference.loop import State, client_rows, load, named, train_client
 
 if TYPE_CHECKING:
-    from equipoise.server import Turn
+    from equipoise.core.turn import Turn
 
 
 @dataclass(frozen=True)

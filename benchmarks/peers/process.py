@@ -19,7 +19,7 @@ from benchmarks.pace import Turns
 from benchmarks.peers.baton import MARK, TASK, Task
 from benchmarks.plain import centralised
 from benchmarks.work import CLASSES, Work
-from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.core.errors import ConfigError, EquipoiseError
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".peers"

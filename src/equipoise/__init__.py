@@ -1,119 +1,50 @@
-"""Equipoise: federated learning when the classes are not balanced."""
+"""Equipoise: federated learning when the classes are not balanced.
 
+What it offers is listed in `__init__.pyi`, and the methods in `methods/__init__.py`. Everything is loaded when it is
+first used: a process that only hands messages over must not wait for torch.
+"""
+
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from equipoise import data, metrics, models
-    from equipoise.data import load
-    from equipoise.engines import Serial, Stacked
-    from equipoise.errors import EquipoiseError
-    from equipoise.experiment import fit
-    from equipoise.federation import Federation
-    from equipoise.federation import build as federate
-    from equipoise.local import Local
-    from equipoise.method import Chain, FedAvg, Method
-    from equipoise.methods import (
-        AFL,
-        CUCB,
-        QFFL,
-        Active,
-        Astraea,
-        ClassWeights,
-        Climb,
-        FedAdagrad,
-        FedAdam,
-        FedAvgM,
-        FedCurv,
-        FedDyn,
-        FedNova,
-        FedPD,
-        FedProx,
-        FedRE,
-        FedSGD,
-        FedShift,
-        FedYogi,
-        Focal,
-        RatioLoss,
-        Scaffold,
-    )
-    from equipoise.questions import Question
-    from equipoise.round import one_round, start
-    from equipoise.server import State
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AFL",
-    "CUCB",
-    "QFFL",
-    "Active",
-    "Astraea",
-    "Chain",
-    "ClassWeights",
-    "Climb",
-    "EquipoiseError",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedCurv",
-    "FedDyn",
-    "FedNova",
-    "FedPD",
-    "FedProx",
-    "FedRE",
-    "FedSGD",
-    "FedShift",
-    "FedYogi",
-    "Federation",
-    "Focal",
-    "Local",
-    "Method",
-    "Question",
-    "RatioLoss",
-    "Scaffold",
-    "Serial",
-    "Stacked",
-    "State",
-    "data",
-    "federate",
-    "fit",
-    "load",
-    "metrics",
-    "models",
-    "one_round",
-    "start",
-]
 
-# Loaded when first used: a process that only hands messages over must not wait for torch.
-_MODULES = ("data", "metrics", "models")
-_HOMES = {
-    "Chain": "method",
-    "EquipoiseError": "errors",
-    "Federation": "federation",
-    "Local": "local",
-    "Method": "method",
-    "Question": "questions",
-    "Serial": "engines",
-    "Stacked": "engines",
-    "State": "server",
-    "federate": "federation:build",
-    "fit": "experiment",
-    "load": "data",
-    "one_round": "round",
-    "start": "round",
-}
+def _listed() -> dict[str, tuple[str, str]]:
+    """Where each name of the list is defined: its module, and what it is called there."""
+    listed = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    return {
+        alias.asname: (line.module or "", alias.name)
+        for line in listed.body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+        if alias.asname is not None
+    }
+
+
+_HOMES = _listed()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
-    if name in _MODULES:
-        return import_module(f"equipoise.{name}")
-    module, _, original = _HOMES.get(name, "methods").partition(":")  # all others are methods
-    return getattr(import_module(f"equipoise.{module}"), original or name)
+    if name == "Stacked":  # in its faster form, where that is to be had
+        return import_module("equipoise.engines").stacked_engine()
+    if name == "__all__":
+        return __dir__()
+    if name in _HOMES:
+        module, original = _HOMES[name]
+        if module == __name__:
+            return import_module(f"{__name__}.{original}")
+        return getattr(import_module(module), original)
+    if name[:1].isupper() and name in _methods():
+        return _methods()[name]
+    raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+
+
+def _methods() -> dict[str, Any]:
+    return {kind.__name__: kind for kind in import_module("equipoise.methods").METHODS.values()}
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return sorted({*_HOMES, *_methods(), "__version__"})

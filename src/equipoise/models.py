@@ -1,26 +1,24 @@
-"""The papers' networks, and "package.module:function" of the user's own.
+"""The networks of the papers, and networks of the user's own by "package.module:function".
 
 Every network is a plain `torch.nn.Module` with PyTorch's default initialisation. It is called through
-`torch.func.functional_call` under `vmap`, so nothing works in place and all randomness and running
-statistics sit in `nn.Dropout` and `nn.BatchNorm2d`, which training swaps for keyed and masked ones.
-Where pooling follows a monotone activation the two are exchanged: the numbers are the same, and the
-activation then passes over a quarter of them.
+`torch.func.functional_call` under `vmap`. Therefore no layer works in place, and randomness and running statistics
+occur only in `nn.Dropout` and `nn.BatchNorm2d`, which training replaces by keyed and masked layers. If max-pooling
+follows a monotone activation, the network pools first: the result is the same, and the activation is applied to a
+quarter of the numbers.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import os
-import sys
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.errors import ConfigError, EquipoiseError, nearest
+from equipoise.core import references
+from equipoise.core.errors import ConfigError, EquipoiseError, nearest
 
 Shape = tuple[int, ...]
 
@@ -38,7 +36,7 @@ def logistic(shape: Shape, classes: int) -> nn.Module:
 
 
 def mlp(shape: Shape, classes: int, hidden: Sequence[int] = (128, 128), activation: str = "leaky_relu") -> nn.Module:
-    """Fully connected layers; the defaults are CLIMB's network for MNIST (Shen et al., 2022)."""
+    """A fully connected network; the defaults are CLIMB's network for MNIST (Shen et al., 2022)."""
     if not isinstance(hidden, (list, tuple)):
         raise ConfigError(f"model option hidden is {hidden!r}; expected a list of widths such as [128, 128]")
     act = ACTIVATIONS[_choice("activation", activation, ACTIVATIONS)]
@@ -67,7 +65,7 @@ def fedre_mnist(shape: Shape, classes: int, pool: int = 2) -> nn.Module:
     """FedRE's network for MNIST: one convolution, then two sigmoid layers.
 
     The paper names no pooling. Without it (`pool=1`, the network as printed) the first dense layer alone
-    has 26 x 26 x 128 x 1000 weights, 86.6 million parameters in all; `pool=2` keeps 21.7 million.
+    has 26 x 26 x 128 x 1000 weights, and the network 86.6 million parameters; with `pool=2` it has 21.7 million.
     """
     layers = [nn.Conv2d(shape[0], 128, 3), *_pool(pool, nn.ReLU()), nn.Flatten()]
     return _cnn("fedre_mnist", shape, *layers, 1000, nn.Sigmoid(), 100, nn.Sigmoid(), classes)
@@ -84,10 +82,10 @@ def fedre_cifar(shape: Shape, classes: int, pool: int = 2) -> nn.Module:
 
 
 def astraea_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Astraea's network for EMNIST: 68,873 parameters for 47 classes of 28 x 28, as the paper counts.
+    """Astraea's network for EMNIST: 68,873 parameters for 47 classes of 28 x 28 pixels, as the paper counts.
 
-    The paper leaves the padding unsaid; none at all gives exactly that number. It names an activation only
-    for the dense layer, and the convolutions are given the same one.
+    The paper does not mention padding; without any, the network has exactly that number of parameters. The paper
+    names an activation only for the dense layer; here the convolutions have the same one.
     """
     layers = [nn.Conv2d(shape[0], 12, 5, stride=2), nn.ReLU(), nn.Conv2d(12, 18, 3, stride=2), nn.ReLU()]
     layers += [nn.Dropout(0.5), nn.Conv2d(18, 24, 2), nn.ReLU(), nn.Flatten()]
@@ -135,10 +133,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, shape: Shape, classes: int, **options: object) -> nn.Module:
-    """The named network for samples of `shape`, (channels, height, width) or (features,).
+    """Build the network `name` for samples of `shape`, (channels, height, width) or (features,).
 
-    `name` is one of `MODELS`, or "package.module:function" of the user's own, looked for in the current
-    directory too. It is called with `shape=`, `classes=` and the options, as far as it accepts the first two.
+    `name` is a key of `MODELS`, or "package.module:function" of the user's own, which may lie in the working
+    directory. The user's function is called with the options, and with `shape=` and `classes=` if it accepts them.
 
     >>> build("mlp", (1, 28, 28), 10, hidden=[64])[1]
     Linear(in_features=784, out_features=64, bias=True)
@@ -152,12 +150,15 @@ def build(name: str, shape: Shape, classes: int, **options: object) -> nn.Module
 
 
 def kind(name: str, shape: Shape, classes: int, **options: object) -> Hashable | None:
-    """What two networks have in common that differ in their numbers only; of a user's own code nothing is known."""
+    """Return a key that is equal for networks that differ only in the values of their parameters.
+
+    For the user's own code it is None, since nothing is known about the network.
+    """
     return None if ":" in name else (name, tuple(shape), classes, repr(sorted(options.items())))
 
 
 def _own(name: str, given: dict[str, object], options: dict[str, object]) -> nn.Module:
-    function = _load(name)
+    function = references.load("model", name)
     try:
         parameters = inspect.signature(function).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -173,41 +174,14 @@ def _own(name: str, given: dict[str, object], options: dict[str, object]) -> nn.
     return model
 
 
-def _load(name: str) -> Callable[..., object]:
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"model '{name}' is incomplete; expected 'package.module:function'")
-    here = os.getcwd()
-    sys.path.insert(0, here)  # a console script, unlike `python -m`, does not look in the current directory
-    try:
-        importlib.invalidate_caches()
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"model '{name}' names the module '{error.name}', which is neither in {here} nor installed"
-            ) from error
-        raise ConfigError(
-            f"model '{name}': importing '{module_name}' failed with {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        sys.path.remove(here)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        choices = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        hint = nearest(attribute, choices) if choices else "the module defines none"
-        raise ConfigError(f"model '{name}': '{module_name}' has no function '{attribute}'; {hint}")
-    return function  # type: ignore[no-any-return]
-
-
 def _refuse_unknown(name: str, options: dict[str, object], accepted: set[str]) -> None:
     for option in options.keys() - accepted:
-        hint = nearest(option, accepted) if accepted else "it takes none"
+        hint = nearest(option, accepted) if accepted else "it has no options"
         raise ConfigError(f"model '{name}' has no option '{option}': {hint}")
 
 
 def _cnn(name: str, shape: Shape, *layers: nn.Module | int) -> nn.Module:
-    """The layers in order; a number is a dense layer of so many units, as wide as what reaches it."""
+    """Chain the layers; a number stands for a dense layer of that many units, whose input width is inferred."""
     _require_image(name, shape)
     modules: list[nn.Module] = []
     x = torch.zeros(1, *shape)
@@ -215,11 +189,11 @@ def _cnn(name: str, shape: Shape, *layers: nn.Module | int) -> nn.Module:
         for layer in layers:
             module = nn.Linear(x.shape[1], layer) if isinstance(layer, int) else layer
             with torch.no_grad():
-                x = module.eval()(x)  # in evaluation, so that a dropout draws nothing
+                x = module.eval()(x)  # in evaluation mode, so that dropout draws no random numbers
             modules.append(module.train())
     except RuntimeError as error:
         size = f"{shape[1]} x {shape[2]}"
-        raise ConfigError(f"model '{name}' needs larger images: {size} shrinks to nothing inside") from error
+        raise ConfigError(f"model '{name}' needs larger images: {size} pixels shrink to nothing inside") from error
     return nn.Sequential(*modules)
 
 
@@ -242,7 +216,7 @@ def _positive(option: str, value: object) -> int:
 
 
 def _choice(option: str, value: str, choices: Collection[str]) -> str:
-    if value not in list(choices):  # a list compares by ==: an unhashable value is answered too
+    if value not in list(choices):  # a list, so that an unhashable value is refused with the same sentence
         raise ConfigError(f"model option {option} is {value!r}: {nearest(value, choices)}")
     return value
 
@@ -260,7 +234,7 @@ class _Residual(nn.Module):
 
 
 class _GlobalAverage(nn.Module):
-    """The mean over the image: adaptive pooling's backward pass is not deterministic on CUDA."""
+    """The mean over the image; the backward pass of torch's adaptive pooling is not deterministic on CUDA."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1))
@@ -312,5 +286,5 @@ def _conv(before: int, after: int, kernel: int, stride: int, norm: str) -> list[
 
 
 def _groups(channels: int) -> int:
-    """Wu and He's 32 groups; fewer in a narrow network, where one channel alone is its own mean."""
+    """Wu and He's 32 groups; fewer in a narrow network, so that a group has at least two channels."""
     return math.gcd(32, channels // 2) if channels % 2 == 0 else 1

@@ -1,4 +1,4 @@
-"""Astraea and the methods the papers compare with, each beside its reference loop."""
+"""Astraea and the methods that papers compare with, each with its reference loop."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
-from equipoise.method import Method
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
+from equipoise.core.method import Method
 from equipoise.methods import AFL, CUCB, QFFL, Active, Astraea, FedCurv, FedDyn, FedPD, FedProx, Scaffold
 from tests.reference.astraea import astraea, rebalanced
 from tests.reference.fair import afl, qffl
@@ -33,7 +33,7 @@ COMPARATORS: dict[str, tuple[Method, Reference]] = {
         Astraea(gamma=3, tau_d=None, mediator_epochs=2, reschedule="once") + FedProx(mu=0.3),
         lambda f, m, r, s: astraea(f, m, r, s, gamma=3, mediator_epochs=2, tau_d=None, once=True, mu=0.3),
     ),
-    "astraea, resampling only, + scaffold": (  # SCAFFOLD counts the steps that clients take after resampling
+    "astraea, resampling only, + scaffold": (  # SCAFFOLD must use the step counts after resampling
         Astraea(gamma=1, tau_d=1.2, mediator_epochs=1, augment="repeat") + Scaffold(),
         lambda f, m, r, s: scaffold(rebalanced(f, tau_d=1.2), m, r, s),
     ),

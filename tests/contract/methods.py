@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from equipoise.method import Chain, FedAvg
+from equipoise.core.chain import Chain
+from equipoise.core.method import FedAvg
 from equipoise.methods import (
     AFL,
     CUCB,

@@ -1,4 +1,4 @@
-"""CLIMB, FedShift, focal loss and class weights, each beside its reference loop."""
+"""CLIMB, FedShift, focal loss and class weights, each with its reference loop."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
-from equipoise.method import Method
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
+from equipoise.core.method import Method
 from equipoise.methods import ClassWeights, Climb, FedAdam, FedNova, FedProx, FedShift, Focal, Scaffold
 from tests.reference.climb import climb
 from tests.reference.fedavg import adaptive_server, fedavg
@@ -61,7 +61,7 @@ REMEDIES: dict[str, tuple[Method, Reference]] = {
         Climb(**DUALS) + FedAdam(lr=0.05, b1=0.8, b2=0.95, tau=0.01),
         lambda f, m, r, s: climb(f, m, r, s, **DUALS, server=adaptive_server("fedadam", 0.05, 0.8, 0.95, 0.01)),
     ),
-    "climb + fedshift": (  # the multipliers follow the plain cross entropy
+    "climb + fedshift": (  # the multipliers are computed from the plain cross entropy
         Climb(**DUALS) + FedShift(prior="uniform"),
         lambda f, m, r, s: climb(f, m, r, s, **DUALS, client_loss=shifted_loss(f, prior="uniform")),
     ),

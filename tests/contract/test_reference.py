@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.engines import Serial, Stacked
-from equipoise.federation import Federation
-from equipoise.local import Local
-from equipoise.method import Chain, Method
+from equipoise import Stacked
+from equipoise.core.chain import Chain
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
+from equipoise.core.method import Method
+from equipoise.core.round import one_round, start
+from equipoise.engines import Serial
 from equipoise.methods import (
     FedAdagrad,
     FedAdam,
@@ -27,7 +30,6 @@ from equipoise.methods import (
     Scaffold,
 )
 from equipoise.models import build
-from equipoise.round import one_round, start
 from tests.contract.comparators import COMPARATORS
 from tests.contract.remedies import REMEDIES
 from tests.federations import dropout_cnn, federation, image_federation, linear, norm_cnn

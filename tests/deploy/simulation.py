@@ -1,4 +1,4 @@
-"""What the stacked engine makes of the samples that sites have trained on."""
+"""The model that the stacked engine trains on the samples of all sites."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from equipoise import runs
-from equipoise.config import Config
+from equipoise import Stacked
+from equipoise.core.federation import Federation
+from equipoise.core.round import one_round, start
+from equipoise.core.tree import Tree
 from equipoise.deploy import server
 from equipoise.deploy.agreement import Agreement
 from equipoise.deploy.site import Site
-from equipoise.engines import Stacked
-from equipoise.federation import Federation
-from equipoise.round import one_round, start
-from equipoise.tree import Tree
+from equipoise.methods.registry import parse
+from equipoise.runs.config import Config
 
 
 def gathered(config: Config, agreement: Agreement, sites: Sequence[Site]) -> Federation:
-    """The training samples of all sites in one place, where they never were."""
+    """A federation with the training samples of all sites in one place, which a real run never has."""
     parts = [site._parts(agreement)[:2] for site in sites]
     y = np.concatenate([y for _, y in parts])
     return replace(
@@ -33,9 +33,9 @@ def gathered(config: Config, agreement: Agreement, sites: Sequence[Site]) -> Fed
 
 
 def simulated(config: Config, agreement: Agreement, sites: Sequence[Site]) -> Tree:
-    """The model after all rounds."""
+    """The model after all rounds on the stacked engine."""
     fed = gathered(config, agreement, sites)
-    engine, chain = Stacked(fed, precision="float64"), runs.parse_method(agreement.method)
+    engine, chain = Stacked(fed, precision="float64"), parse(agreement.method)
     state = start(fed, chain, engine)
     for _ in range(config.train.rounds):
         state, _ = one_round(state, fed, chain, engine)

@@ -1,6 +1,6 @@
-"""A stand-in for Flower's grid: real messages, serialised by Flower both ways, and the relay's real reply.
+"""A stand-in for Flower's grid. It uses real messages, which Flower serialises both ways, and the relay's real reply.
 
-Nothing arrives before it is pulled, so that a test decides who answers and who is late.
+A site answers only when its message is pulled, so that a test decides which sites answer and which are late.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from equipoise.deploy import relay
-from equipoise.deploy.wire import Packet
+from equipoise.deploy.transport import relay
+from equipoise.deploy.transport.wire import Packet
 
 SUPERLINK = 1  # the id that Flower gives to the SuperLink itself
 
 
 class StandInGrid:
-    """`clients` answer for their nodes. `offline` nodes give Flower's error when pulled, `silent` ones nothing."""
+    """`clients` has a function for each node that answers its messages. For a node in `offline`, a pull gives
+    Flower's error; for a node in `silent`, it gives nothing."""
 
     def __init__(self, clients: dict[int, Callable[[Packet], Packet]]) -> None:
         self.clients = dict(clients)
         self.offline: set[int] = set()
         self.silent: set[int] = set()
         self.sent: list[Message] = []
-        self.objects: dict[str, int] = {}  # bytes of each distinct object that went out
+        self.objects: dict[str, int] = {}  # the size in bytes of each distinct object that was sent
         self._waiting: dict[str, dict[str, bytes]] = {}
         # Flower sets these in every process that runs an app.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK
@@ -67,7 +68,7 @@ class StandInGrid:
 
 
 def serialise(message: Message) -> dict[str, bytes]:
-    """What Flower puts on the wire for a message: its objects by their hash."""
+    """What Flower sends for a message: its objects, by their hash."""
     return {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
 
 

@@ -1,4 +1,4 @@
-"""What server and sites agree on: it travels as JSON, and nothing in it leads a site astray."""
+"""The agreement between server and sites: it is sent as JSON, and a site refuses a harmful one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import DataError
 from equipoise.deploy.agreement import Agreement
-from equipoise.deploy.wire import WireError
-from equipoise.errors import DataError
+from equipoise.deploy.transport.wire import WireError
 
 AGREED = Agreement(
     run="0a1b2c3d4e5f",
@@ -21,7 +21,7 @@ AGREED = Agreement(
     dtype="float32",
     mean=(1.0, 2.0),
     std=(1.0, 0.5),
-    features=("age", "marker"),
+    columns=("age", "marker"),
     model="mlp",
     method="scaffold",
     precision="float64",
@@ -37,8 +37,14 @@ def travelled(**changes: Any) -> dict[str, Any]:
     return raw | changes
 
 
-def test_it_comes_back_as_it_was() -> None:
+def test_an_agreement_comes_back_unchanged() -> None:
     assert Agreement.from_dict(travelled()) == AGREED
+
+
+def test_an_older_agreement_that_calls_the_columns_features_is_still_read() -> None:
+    raw = travelled()
+    raw["features"] = raw.pop("columns")
+    assert Agreement.from_dict(raw) == AGREED
 
 
 @pytest.mark.parametrize("raw", [travelled(speed=1), {"run": "a"}, {}, ["run"]], ids=["more", "less", "none", "list"])
@@ -48,7 +54,7 @@ def test_another_version_is_refused(raw: Any) -> None:
 
 
 @pytest.mark.parametrize("run", ["../../etc", "/elsewhere", "", ".", "..", "a/b", "a\\b", "a" * 65, "a\n", 3.5, None])
-def test_the_name_of_a_run_is_no_path(run: Any) -> None:
+def test_the_name_of_a_run_cannot_be_a_path(run: Any) -> None:
     with pytest.raises(WireError, match="the name of the run is"):
         Agreement.from_dict(travelled(run=run))
 
@@ -71,19 +77,19 @@ def test_a_federation_has_the_samples_of_one_client_only() -> None:
     assert fed.eligible.tolist() == [1]
     assert fed.client_name(1) == "hospital (1)"
     assert fed.columns == ("age", "marker")
-    inputs = fed.features(torch.device("cpu"), torch.float64)(fed.x)
+    inputs = fed.inputs(torch.device("cpu"), torch.float64)(fed.x)
     assert inputs[1].tolist() == [1.0, 2.0]
 
 
-def test_the_network_is_of_the_agreed_kind_and_draws_nothing() -> None:
+def test_the_network_has_the_agreed_architecture_and_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     shapes = {name: tuple(leaf.shape) for name, leaf in AGREED.network().params.items()}
     assert shapes == {"1.weight": (4, 2), "1.bias": (4,), "3.weight": (2, 4), "3.bias": (2,)}
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_card_has_what_predicting_takes() -> None:
+def test_the_card_has_all_that_a_prediction_needs() -> None:
     card = AGREED.card()
     assert (card.name, card.options, card.classes) == ("mlp", {"hidden": [4]}, ("ill", "well"))
-    assert (card.features, card.label, card.delimiter) == (("age", "marker"), "state", ";")
+    assert (card.columns, card.label, card.delimiter) == (("age", "marker"), "state", ";")
     assert (card.shape, card.dtype, card.mean, card.std) == ((2,), "float32", (1.0, 2.0), (1.0, 0.5))

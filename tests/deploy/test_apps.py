@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.deploy import apps, carrier
-from equipoise.deploy.link import APP
-from equipoise.deploy.processes import listen
-from equipoise.deploy.relay import GridCarrier
-from equipoise.deploy.wire import Packet
+from equipoise.deploy.transport import apps, carrier
+from equipoise.deploy.transport.link import APP
+from equipoise.deploy.transport.processes import listen
+from equipoise.deploy.transport.relay import GridCarrier
+from equipoise.deploy.transport.wire import Packet
 
 from .standin import StandInGrid
 
@@ -36,14 +36,14 @@ def answer_once(listener: socket.socket, reply: Packet | None) -> threading.Thre
 
 
 def relayed() -> Packet:
-    """What the server sees of a request to the site's app."""
+    """Send a request to the site's app, and return the reply as the server receives it."""
     grid = GridCarrier(StandInGrid({1: apps._ask}))
     ids = grid.push({1: Packet("train", {}, {"w": np.ones(3)})})
     (reply,) = grid.pull(ids).values()
     return reply
 
 
-def test_the_sites_app_hands_a_request_to_the_resident_and_its_answer_back(path: Path) -> None:
+def test_the_sites_app_passes_a_request_to_the_site_and_its_answer_back(path: Path) -> None:
     with listen(path) as listener:
         thread = answer_once(listener, Packet("reply", {}, {"w": np.zeros(2)}))
         reply = relayed()
@@ -52,7 +52,7 @@ def test_the_sites_app_hands_a_request_to_the_resident_and_its_answer_back(path:
     assert reply.arrays["w"].shape == (2,)
 
 
-def test_a_resident_that_is_gone_or_dies_is_a_failure_and_no_wait(path: Path) -> None:
+def test_a_site_whose_process_has_ended_gives_a_failure_at_once(path: Path) -> None:
     assert "cannot be reached" in relayed().header["reason"]
     with listen(path) as listener:
         thread = answer_once(listener, None)
@@ -62,7 +62,7 @@ def test_a_resident_that_is_gone_or_dies_is_a_failure_and_no_wait(path: Path) ->
     assert "cannot be reached" in reply.header["reason"]
 
 
-def test_the_servers_app_works_for_whoever_holds_the_other_end(path: Path) -> None:
+def test_the_servers_app_carries_packets_for_the_process_at_the_socket(path: Path) -> None:
     grid = StandInGrid({4: lambda packet: Packet("reply", packet.header, {})})
     with listen(path) as listener:
         thread = threading.Thread(target=apps.main, args=(grid, None))
@@ -76,7 +76,7 @@ def test_the_servers_app_works_for_whoever_holds_the_other_end(path: Path) -> No
     assert not thread.is_alive()
 
 
-def test_flower_is_pointed_at_these_apps() -> None:
+def test_the_flower_app_names_these_two_apps() -> None:
     for name in ("server", "client"):
         assert f'{name}app = "{apps.__name__}:{name}"' in APP
         assert hasattr(apps, name)

@@ -7,13 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from equipoise.deploy import carrier as module
-from equipoise.deploy.carrier import CarrierLost, SocketCarrier, bundle, receive, send, serve_carrier, unbundle
-from equipoise.deploy.wire import Packet, WireError, decode, encode
+from equipoise.deploy.transport import carrier as module
+from equipoise.deploy.transport.carrier import (
+    CarrierLost,
+    SocketCarrier,
+    bundle,
+    receive,
+    send,
+    serve_carrier,
+    unbundle,
+)
+from equipoise.deploy.transport.wire import Packet, WireError, decode, encode
 
 
 class Echo:
-    """A carrier whose nodes answer with what they got."""
+    """A carrier whose nodes answer with the packet that they received."""
 
     def __init__(self) -> None:
         self.ttl = 0.0
@@ -47,7 +55,7 @@ def far() -> Iterator[tuple[SocketCarrier, Echo]]:
     assert not thread.is_alive(), "the other end must notice that the connection is closed"
 
 
-def test_the_far_end_does_what_is_asked(far: tuple[SocketCarrier, Echo]) -> None:
+def test_calls_are_passed_to_the_carrier_at_the_other_end(far: tuple[SocketCarrier, Echo]) -> None:
     carrier, echo = far
     assert carrier.nodes() == [2**63 + 1, 7]
     shared = np.arange(6.0).reshape(2, 3)
@@ -65,7 +73,7 @@ def test_the_far_end_does_what_is_asked(far: tuple[SocketCarrier, Echo]) -> None
     assert carrier.pull(ids) == {}
 
 
-def test_an_array_that_packets_share_travels_once() -> None:
+def test_an_array_that_packets_share_is_sent_once() -> None:
     big = np.zeros(1000)
     packets = {node: Packet("train", {}, {"w": big, "v": np.zeros(1)}) for node in range(5)}
     together = bundle("push", packets)
@@ -75,7 +83,7 @@ def test_an_array_that_packets_share_travels_once() -> None:
     assert all(packet.arrays["w"].nbytes == 8000 for packet in again.values())
 
 
-def test_a_fault_at_the_far_end_is_told_here(
+def test_an_error_at_the_other_end_is_raised_here(
     far: tuple[SocketCarrier, Echo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRACE", 0.0)
@@ -83,7 +91,7 @@ def test_a_fault_at_the_far_end_is_told_here(
         far[0].pull(["bad"])
 
 
-def test_a_closed_connection_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_connection_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 2.0)
     here, there = socket.socketpair()
     there.close()
@@ -92,16 +100,16 @@ def test_a_closed_connection_is_told_with_its_reason(monkeypatch: pytest.MonkeyP
         SocketCarrier(here, lambda: next(reasons)).nodes()
 
 
-def test_a_far_end_that_hangs_is_given_up_when_its_cause_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.05)
+def test_a_call_that_hangs_ends_when_the_reason_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK", 0.05)
     here, there = socket.socketpair()
-    looks = iter([None, None])
-    carrier = SocketCarrier(here, lambda: next(looks, "the gate ended (exit code 1)"))
+    checks = iter([None, None])
+    carrier = SocketCarrier(here, lambda: next(checks, "the gate ended (exit code 1)"))
     with here, there, pytest.raises(CarrierLost, match="the gate ended"):
         carrier.nodes()
 
 
-def test_a_message_above_the_limit_is_not_even_read() -> None:
+def test_a_message_above_the_limit_is_not_read() -> None:
     here, there = socket.socketpair()
     with here, there:
         send(here, Packet("train", {}, {"w": np.zeros(100)}))

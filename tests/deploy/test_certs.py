@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from equipoise.deploy import certs
-from equipoise.errors import ConfigError
+from equipoise.core.errors import ConfigError
+from equipoise.deploy.transport import certs
 
 
 def names(folder: Path) -> set[str]:
@@ -31,7 +31,7 @@ def made(tmp_path: Path) -> Path:
     return out
 
 
-def test_everybody_gets_what_is_theirs(made: Path) -> None:
+def test_server_and_sites_get_their_own_files(made: Path) -> None:
     assert names(made) == {
         *("authority/ca.key", "authority/ca.crt"),
         *("server/ca.crt", "server/server.crt", "server/server.key"),
@@ -50,7 +50,7 @@ def test_everybody_gets_what_is_theirs(made: Path) -> None:
     assert public != load_ssh_public_key((made / "server/sites/site_b.pub").read_bytes())
 
 
-def test_the_certificate_names_its_hosts_and_ends_in_time(made: Path) -> None:
+def test_the_certificate_names_its_hosts_and_expires(made: Path) -> None:
     certificate = x509.load_pem_x509_certificate((made / "server/server.crt").read_bytes())
     hosts = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert {str(host.value) for host in hosts} == {"fl.example.org", "10.0.0.5", "localhost", "127.0.0.1"}
@@ -120,11 +120,11 @@ def test_a_new_server_certificate_is_signed_by_the_same_authority(made: Path) ->
         (["site_c"], ["fl.example.org"], "leave out --host to add sites"),
         ([], [], "--sites is missing"),
         (["site_c", "site_c"], [], "expected every name once"),
-        (["../up"], [], "expected a name of letters"),
+        (["../up"], [], "expected a name of at most 63 letters"),
         (["server"], [], "neither authority nor server"),
     ],
 )
-def test_nothing_is_overwritten_and_a_refusal_leaves_no_trace(
+def test_nothing_is_overwritten_and_a_refused_call_writes_nothing(
     made: Path, sites: list[str], hosts: list[str], sentence: str
 ) -> None:
     before = {name: (made / name).read_bytes() for name in names(made)}
@@ -142,7 +142,7 @@ def test_a_mistake_in_the_first_call_writes_nothing(tmp_path: Path, hosts: list[
     assert not (tmp_path / "certs").exists()
 
 
-def test_an_authority_that_cannot_be_read_is_said_so(made: Path) -> None:
+def test_an_unreadable_authority_is_named(made: Path) -> None:
     (made / "authority/ca.key").write_text("nonsense")
     with pytest.raises(ConfigError, match=r"the authority in .* cannot be read"):
         certs.make(made, ["site_c"], [])

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from equipoise.deploy import certs, gate
-from equipoise.deploy.gate import Gate
+from equipoise.deploy.transport import certs, gate
+from equipoise.deploy.transport.gate import Gate
 
 Handler = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
@@ -22,7 +22,7 @@ def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Caller:
-    """One request to the gate, with an upstream that is a function."""
+    """A client that sends one request to the gate; a function stands for the SuperLink."""
 
     def __init__(self, upstream: Handler) -> None:
         client = httpx.AsyncClient(transport=httpx.MockTransport(upstream), base_url="http://link")
@@ -66,7 +66,7 @@ def upstream(*replies: httpx.Response) -> tuple[Handler, list[httpx.Request]]:
     return handle, seen
 
 
-def test_the_fleets_interface_is_handed_on() -> None:
+def test_requests_to_the_fleet_interface_are_forwarded() -> None:
     handle, seen = upstream(httpx.Response(200, content=b"pong", headers={"content-type": "application/protobuf"}))
     caller = Caller(handle)
     assert asyncio.run(caller.ask("/v1/fleet/push-object", b"pi", b"ng", headers=((b"flwr-x", b"1"),))) == (
@@ -89,14 +89,14 @@ def test_the_fleets_interface_is_handed_on() -> None:
         ("/v1/fleet", "POST"),
     ],
 )
-def test_nothing_else_is(path: str, method: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_other_requests_are_refused(path: str, method: str, capsys: pytest.CaptureFixture[str]) -> None:
     handle, seen = upstream(httpx.Response(200))
     assert asyncio.run(Caller(handle).ask(path, method=method))[0] == 404
     assert seen == []
     assert f"refused 10.0.0.9 without a key: {path} gives 404" in capsys.readouterr().out
 
 
-def test_a_path_cannot_climb_out_of_the_fleet() -> None:
+def test_a_path_cannot_leave_the_fleet_interface() -> None:
     handle, seen = upstream(httpx.Response(200))
     status, _ = asyncio.run(Caller(handle).ask("/v1/fleet/../control/start-run", b"x"))
     assert status == 404
@@ -117,14 +117,14 @@ def test_a_site_waits_for_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [request.content for request in seen] == [b"me"] * 3
 
 
-def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "HOLD", 0.05)
     handle, seen = upstream(httpx.Response(200))
     assert asyncio.run(Caller(handle).ask("/v1/fleet/pull-messages")) == (200, b"")
     assert len(seen) > 1
 
 
-def test_no_message_is_fetched_for_a_site_that_has_hung_up() -> None:
+def test_no_message_is_fetched_for_a_site_that_has_disconnected() -> None:
     handle, seen = upstream(httpx.Response(200))
 
     async def scene() -> int:
@@ -147,7 +147,7 @@ def test_a_superlink_that_is_down_is_tried_again_by_flower(capsys: pytest.Captur
     assert capsys.readouterr().out == ""
 
 
-def test_who_is_refused_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_refused_client_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     certs.make(tmp_path / "certs", ["site_a"], ["localhost"])
     key = gate.load_pem_public_key(pem(tmp_path / "certs/site_a/key.pub"))
     shown = base64.b64encode(key.public_bytes(gate.Encoding.PEM, gate.PublicFormat.SubjectPublicKeyInfo))
@@ -159,7 +159,7 @@ def test_who_is_refused_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["ssh-keygen", "-l", "-f", str(tmp_path / "certs/site_a/key.pub")]
     fingerprint = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
     assert first == f'refused 10.0.0.9 with key {fingerprint}: /v1/fleet/activate-node gives 412, {{"code":2004}}'
-    assert "with a key that cannot be read" in second
+    assert "with an unreadable key" in second
 
 
 def pem(public: Path) -> bytes:
@@ -169,7 +169,7 @@ def pem(public: Path) -> bytes:
     return key.public_bytes(gate.Encoding.PEM, gate.PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_a_probe_is_answered_and_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_is_answered_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     handle, seen = upstream(httpx.Response(200))
     status, content = asyncio.run(Caller(handle).ask("/", method="GET"))
     assert status == 200

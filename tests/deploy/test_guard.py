@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.deploy import guard
+from equipoise.deploy.transport import guard
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
-# A command that starts a child of its own in another session, as Flower's SuperLink does, and a grandchild below it.
+# A command that starts a child in another session, as Flower's SuperLink does; the child starts a grandchild.
 FAMILY = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -31,7 +31,7 @@ STUBBORN = (
 
 
 def lives(process: int) -> bool:
-    """Whether a process runs; one that is dead but not reaped does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -49,7 +49,7 @@ def until(condition: object, limit: float = 10.0) -> bool:
 
 class Guarded:
     def __init__(self, tmp_path: Path, code: str) -> None:
-        # One that will not listen is given less time than in earnest.
+        # A command that ignores SIGTERM gets less time here than in real use.
         hasty = (
             f"import sys; sys.path.insert(0, {str(Path(guard.__file__).parent)!r}); import guard; guard.GRACE = 0.3;"
         )
@@ -81,21 +81,21 @@ def guarded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Guarded]
     made.process.wait()
 
 
-def test_all_that_a_command_started_ends_when_it_is_told_to(guarded: Guarded) -> None:
+def test_sigterm_ends_all_processes_of_the_command(guarded: Guarded) -> None:
     guarded.process.send_signal(signal.SIGTERM)
     guarded.process.wait(10)
     assert guarded.gone()
     assert guarded.folder.exists()
 
 
-def test_all_ends_and_the_folder_goes_when_its_owner_dies(guarded: Guarded) -> None:
+def test_all_processes_and_the_folder_are_gone_when_the_parent_dies(guarded: Guarded) -> None:
     guarded.stdin.close()
     guarded.process.wait(10)
     assert guarded.gone()
     assert not guarded.folder.exists()
 
 
-def test_the_rest_ends_when_the_command_is_killed_and_its_signal_is_told(guarded: Guarded) -> None:
+def test_the_other_processes_end_when_the_command_is_killed(guarded: Guarded) -> None:
     os.kill(guarded.family[0], signal.SIGKILL)
     assert guarded.process.wait(10) == 128 + signal.SIGKILL
     assert guarded.gone()
@@ -109,7 +109,7 @@ def test_the_command_ends_when_the_guard_is_killed(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("guarded", [STUBBORN], indirect=True)
-def test_a_command_that_will_not_listen_is_killed(guarded: Guarded) -> None:
+def test_a_command_that_ignores_sigterm_is_killed(guarded: Guarded) -> None:
     guarded.process.send_signal(signal.SIGTERM)
     guarded.process.wait(guard.GRACE + 10)
     assert guarded.gone()
@@ -133,8 +133,8 @@ def test_the_exit_code_is_passed_on(code: int, tmp_path: Path) -> None:
     process.stdin.close()
 
 
-def test_guards_one_below_another_all_clear_up(tmp_path: Path) -> None:
-    """When the outermost owner dies, the signal may reach an inner guard before it sees its own owner go."""
+def test_nested_guards_all_remove_their_folders(tmp_path: Path) -> None:
+    """When the outermost parent dies, SIGTERM may reach an inner guard before it notices that its parent has died."""
     outer, inner = tmp_path / "outer", tmp_path / "inner"
     code = f"""
 import subprocess, sys, time

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.deploy import carrier, certs, join
+from equipoise.core.errors import CheckpointError, ConfigError
+from equipoise.deploy import join
 from equipoise.deploy.join import Way
-from equipoise.deploy.processes import free_port, listen
-from equipoise.deploy.wire import Packet
-from equipoise.errors import CheckpointError, ConfigError
+from equipoise.deploy.transport import carrier, certs
+from equipoise.deploy.transport.processes import free_port, listen
+from equipoise.deploy.transport.wire import Packet
 
 
 @pytest.fixture
@@ -26,14 +27,14 @@ def made(tmp_path: Path) -> Path:
 
 @contextmanager
 def server(folder: Path | None, reply: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> Iterator[str]:
-    """Something that listens, with the certificate in `folder` or without TLS, for one call."""
+    """A server for one connection, with the certificate in `folder`, or without TLS."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         connection, _ = listener.accept()
         with connection:
             if folder is None:
-                connection.recv(65536)  # with something unread, closing would be a reset
+                connection.recv(65536)  # closing with unread data would reset the connection
                 connection.sendall(reply)
                 return
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -58,37 +59,43 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
         _ = Way(text, None).address
 
 
-def test_an_ipv6_address_is_one_too() -> None:
+def test_an_ipv6_address_is_accepted() -> None:
     assert Way("[::1]:9092", None).address == ("::1", 9092)
 
 
 def test_a_folder_without_a_key_is_refused(made: Path) -> None:
     (made / "site_a/key").unlink()
-    with pytest.raises(ConfigError, match="there is no key; `equipoise certs` makes it"):
+    with pytest.raises(ConfigError, match="there is no file key; `equipoise certs` makes it"):
         Way("localhost:1", made / "site_a")
 
 
-def test_a_server_with_our_certificate_is_the_right_one(made: Path) -> None:
+def test_a_server_with_our_certificate_is_accepted(made: Path) -> None:
     with server(made / "server") as address:
         Way(address, made / "site_a").wait(quiet)
     with server(None) as address:
         Way(address, None).wait(quiet)
 
 
-def test_a_strange_server_is_refused(made: Path, tmp_path: Path) -> None:
+def test_a_server_of_another_authority_is_refused(made: Path, tmp_path: Path) -> None:
     certs.make(tmp_path / "other", ["site_a"], ["localhost"])
-    with server(tmp_path / "other/server") as address, pytest.raises(ConfigError, match="certificate is refused"):
+    with server(tmp_path / "other/server") as address, pytest.raises(ConfigError, match="certificate is not valid"):
         Way(address, made / "site_a").wait(quiet)
 
 
-def test_tls_against_none_and_none_against_tls_are_told_apart(made: Path) -> None:
-    with server(None) as address, pytest.raises(ConfigError, match=r"no TLS there .* meant for --insecure"):
+def test_tls_on_one_side_only_is_an_error_on_either_side(made: Path) -> None:
+    with (
+        server(None) as address,
+        pytest.raises(ConfigError, match=r"the server does not use TLS .* join with --insecure"),
+    ):
         Way(address, made / "site_a").wait(quiet)
-    with server(made / "server") as address, pytest.raises(ConfigError, match="it wants TLS; expected --certs"):
+    with (
+        server(made / "server") as address,
+        pytest.raises(ConfigError, match="the server uses TLS; expected --certs"),
+    ):
         Way(address, None).wait(quiet)
 
 
-def test_a_server_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_waits_for_a_server_that_does_not_run_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     port = free_port()
     slept: list[float] = []
@@ -112,22 +119,22 @@ def test_a_server_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.Monkey
     assert said == [f"waiting for the server at 127.0.0.1:{port} (Connection refused)"]
 
 
-def test_a_site_is_one_process(tmp_path: Path) -> None:
+def test_only_one_process_can_use_the_folder_of_a_site(tmp_path: Path) -> None:
     code = f"""
-from equipoise.deploy.join import _held
+from equipoise.deploy.join import _locked
 from pathlib import Path
-with _held(Path({str(tmp_path)!r})):
+with _locked(Path({str(tmp_path)!r})):
     pass
 """
-    with join._held(tmp_path):
+    with join._locked(tmp_path):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "is in use by another `equipoise join`" in done.stderr
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot use the folder"), join._held(tmp_path / "file" / "below"):
+    with pytest.raises(CheckpointError, match="cannot use the folder"), join._locked(tmp_path / "file" / "below"):
         pass
 
 
@@ -143,7 +150,7 @@ class Site:
 
 
 class Scripted:
-    """A SuperNode that lives as told: each life is how it ends and what it writes."""
+    """A SuperNode that is not started. Each entry of `lives` is one start: how it ends (None: never), its output."""
 
     lives: list[tuple[str | None, str]]
     started: int
@@ -156,7 +163,7 @@ class Scripted:
     def ended(self) -> str | None:
         return self.how
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.text
 
     def stop(self) -> None:
@@ -164,7 +171,7 @@ class Scripted:
 
 
 class Idle:
-    """A starter that nobody needs."""
+    """A starter that does nothing."""
 
     def stop(self) -> None:
         pass
@@ -188,7 +195,7 @@ def asked(path: Path, kind: str) -> Packet:
         return carrier.receive(connection)
 
 
-def test_it_answers_until_the_model_is_there(
+def test_a_site_answers_until_it_has_the_model(
     scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted.lives = [(None, "")]
@@ -237,8 +244,8 @@ def test_a_supernode_that_ends_is_started_again(
             "Exit Code: 305\n[code: 2004] Failed to activate SuperNode.",
             "its operator needs key.pub as sites/site_a.pub",
         ),
-        ("[code: 2001] SuperNode authentication is enabled.", "takes only sites with a key"),
-        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "is not one that None vouches for"),
+        ("[code: 2001] SuperNode authentication is enabled.", "accepts only sites with a key"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "is not signed by the authority in None"),
     ],
 )
 def test_a_refusal_is_final(scripted: type[Scripted], tmp_path: Path, written: str, sentence: str) -> None:
@@ -248,7 +255,7 @@ def test_a_refusal_is_final(scripted: type[Scripted], tmp_path: Path, written: s
     assert scripted.started == 1
 
 
-def test_a_site_stays_until_the_server_is_done(
+def test_a_site_stays_until_the_server_has_ended(
     scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted.lives = [(None, "")]

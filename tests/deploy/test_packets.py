@@ -1,4 +1,4 @@
-"""Trees, settings and questions in packets: what comes out is what went in, or one sentence says why not."""
+"""Trees, settings, chains and questions in packets: they come back unchanged, or an error says why not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import pytest
 import torch
 
 import equipoise.methods
-from equipoise import tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.errors import ConfigError
+from equipoise.core.local import Local
+from equipoise.core.questions import ClassCounts, KeptCounts, MeanLoss, Question
+from equipoise.core.tree import Tree
 from equipoise.deploy.packets import (
     _subclasses,
     pack,
@@ -24,15 +29,12 @@ from equipoise.deploy.packets import (
     write_local,
     write_question,
 )
-from equipoise.deploy.wire import LIMIT, Packet, WireError, decode, encode
-from equipoise.errors import ConfigError
-from equipoise.evaluation import _Fit
-from equipoise.local import Local
+from equipoise.deploy.transport.wire import LIMIT, Packet, WireError, decode, encode
 from equipoise.methods.active import Value
 from equipoise.methods.climb import DualStep, KeptLoss
+from equipoise.methods.shared.estimation import SquareLoss
 from equipoise.methods.shift import Shares
-from equipoise.questions import ClassCounts, KeptCounts, MeanLoss, Question, Scores
-from equipoise.tree import Tree
+from equipoise.runs.evaluation import Scores, _Fit
 from tests.contract.methods import EVERY
 
 TREES: Tree = {
@@ -75,15 +77,17 @@ def changed(name: str, array: np.ndarray | None) -> Packet:
         ("params/b", np.array([0, np.inf, 0], np.float32), "params/b holds a number that is not finite"),
     ],
 )
-def test_what_is_not_just_what_was_asked_for_is_refused(name: str, array: np.ndarray | None, sentence: str) -> None:
+def test_a_packet_that_differs_from_the_expected_trees_is_refused(
+    name: str, array: np.ndarray | None, sentence: str
+) -> None:
     with pytest.raises(WireError, match=sentence):
         unpack(changed(name, array), TREES, LIMIT)
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_a_packet_above_the_limit_is_refused() -> None:
     packet = sent(TREES)
     assert unpack(packet, TREES, packet.nbytes)
-    with pytest.raises(WireError, match=rf"{packet.nbytes} bytes where at most {packet.nbytes - 1} are taken"):
+    with pytest.raises(WireError, match=rf"{packet.nbytes} bytes, expected at most {packet.nbytes - 1}"):
         unpack(packet, TREES, packet.nbytes - 1)
 
 
@@ -110,7 +114,7 @@ def test_settings_that_cannot_be_read_are_refused(settings: dict[str, Any]) -> N
 @pytest.mark.parametrize("name", EVERY)
 def test_every_chain_comes_back_from_its_text(name: str) -> None:
     assert read_chain(str(EVERY[name])) == EVERY[name]
-    assert [m.name for m in read_chain("square_loss")] == ["square_loss"]  # what FedRE trains with before round 1
+    assert read_chain(str(SquareLoss())) == Chain(SquareLoss())  # the loss of FedRE before the first round
 
 
 QUESTIONS: list[Question] = [
@@ -135,7 +139,7 @@ def test_questions_come_back(question: Question) -> None:
     assert back == question
 
 
-def test_every_question_of_the_package_is_among_them() -> None:
+def test_every_question_of_the_package_is_in_the_list() -> None:
     for module in pkgutil.iter_modules(equipoise.methods.__path__):
         importlib.import_module(f"equipoise.methods.{module.name}")
     own = {kind for kind in _subclasses(Question) if kind.__module__.startswith("equipoise.")}
@@ -149,10 +153,10 @@ def test_every_question_of_the_package_is_among_them() -> None:
         ({"kind": "os:system"}, "question 'os:system' is unknown here"),
         ({"kind": ["ClassCounts"]}, "is unknown here"),
         ({}, "question None is unknown here"),
-        ({"kind": "ClassCounts"}, "question ClassCounts cannot be read"),
-        ({"kind": "ClassCounts", "classes": 3, "more": 1}, "question ClassCounts cannot be read"),
+        ({"kind": "equipoise.core.questions:ClassCounts"}, "ClassCounts cannot be read"),
+        ({"kind": "equipoise.core.questions:ClassCounts", "classes": 3, "more": 1}, "ClassCounts cannot be read"),
     ],
 )
-def test_a_question_that_is_not_known_is_refused(settings: dict[str, Any], sentence: str) -> None:
+def test_an_unknown_question_is_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         read_question(settings)

@@ -1,4 +1,4 @@
-"""The client half, driven over serialised messages, does for every method what the stacked engine does."""
+"""With every method, sites that exchange serialised messages give the same results as the stacked engine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise import tree
-from equipoise.engines.flower import Flower
-from equipoise.federation import Federation
-from equipoise.method import Chain
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.federation import Federation
+from equipoise.core.tree import Tree
+from equipoise.deploy.flower import Flower
+from equipoise.testing.contract import compare as close
+from equipoise.testing.contract import plain as stacked
+from equipoise.testing.contract import rounds
 from tests.contract.methods import EVERY
-from tests.contract.test_contract import close, rounds, stacked
 from tests.deploy.sites import engine, sites
 from tests.federations import federation, image_federation, norm_cnn
 
@@ -22,12 +24,12 @@ LINEAR, NORM = "tests.federations:linear5", "tests.federations:norm_cnn"
 
 
 def blind(fed: Federation) -> Federation:
-    """The federation as a server has it, which holds no sample of the clients."""
+    """The federation as a server sees it, without any sample of the clients."""
     return replace(fed, x=fed.x[:0], y=fed.y[:0], indices=fed.indices[:0], offsets=torch.arange(fed.clients + 1))
 
 
 def memories(engine: Flower, folder: Path) -> Tree:
-    """What the sites keep, laid out as a simulation does."""
+    """The memories that the sites keep, in the layout of a simulation."""
     from equipoise.deploy.versions import NEVER, Versions
 
     kept: dict[str, list[tuple[int, Tree]]] = {}
@@ -45,10 +47,19 @@ def memories(engine: Flower, folder: Path) -> Tree:
     }
 
 
-def compare(fed: Federation, chain: Chain, model: str, folder: Path, count: int, tolerance: float) -> None:
+def compare(
+    fed: Federation,
+    chain: Chain,
+    model: str,
+    folder: Path,
+    count: int,
+    tolerance: float,
+    methods: tuple[str, ...] = (),
+) -> None:
+    """Train with sites and with the stacked engine, and compare all that the two runs keep."""
     local = stacked(fed, width=3)
     want = rounds(fed, chain, local, count)
-    remote = engine(blind(fed), chain, sites(fed, folder, model), model)
+    remote = engine(blind(fed), chain, sites(fed, folder, model, methods), model)
     got = rounds(blind(fed), chain, remote, count)
     close(got.params, want.params, tolerance)
     close(got.buffers, want.buffers, tolerance)
@@ -64,6 +75,6 @@ def test_sites_equal_the_stacked_engine(chain: Chain, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "chain", [EVERY["fedavg"], EVERY["scaffold"], EVERY["climb(eta=2.0, epsilon=0.01, every=1)"]], ids=str
 )
-def test_buffers_travel_too(chain: Chain, tmp_path: Path) -> None:
+def test_sites_equal_the_stacked_engine_with_buffers(chain: Chain, tmp_path: Path) -> None:
     torch.manual_seed(4)
     compare(image_federation(norm_cnn()), chain, NORM, tmp_path, 2, 1e-9)

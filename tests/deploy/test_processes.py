@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.deploy.processes import Child, ProcessError, environment, flower, free_port, listen, listens
+from equipoise.deploy.transport.processes import Child, ProcessError, environment, flower, free_port, listen, listens
 
 
 @contextmanager
@@ -23,24 +23,24 @@ def child(code: str, tmp_path: Path) -> Iterator[Child]:
         made.stop()
 
 
-def test_a_child_is_ready_when_it_says_so_and_ends_when_stopped(tmp_path: Path) -> None:
+def test_a_child_runs_until_it_is_stopped(tmp_path: Path) -> None:
     code = "import time; print('ready', flush=True); time.sleep(600)"
     with child(code, tmp_path) as made:
-        made.wait_until(lambda: "ready" in made.said())
+        made.wait_until(lambda: "ready" in made.output())
         assert made.ended() is None
     assert made.code is not None
 
 
-def test_a_child_that_ends_too_soon_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_child_that_ends_too_soon_is_an_error_with_its_log(tmp_path: Path) -> None:
     with child("print('no room'); raise SystemExit(5)", tmp_path) as made:
         with pytest.raises(
-            ProcessError, match=r"the child ended \(exit code 5\) before it was ready; .*child.log says"
+            ProcessError, match=r"the child ended \(exit code 5\) before it was ready; see .*child.log"
         ):
             made.wait_until(lambda: False)
-        assert "no room" in made.said()
+        assert "no room" in made.output()
 
 
-def test_a_child_that_takes_too_long_is_told(tmp_path: Path) -> None:
+def test_a_child_that_takes_too_long_is_an_error(tmp_path: Path) -> None:
     with (
         child("import time; time.sleep(600)", tmp_path) as made,
         pytest.raises(ProcessError, match="not ready after"),
@@ -58,10 +58,10 @@ def test_a_second_child_does_not_read_what_the_first_wrote(tmp_path: Path) -> No
     for text in ("first", "second"):
         with child(f"print({text!r})", tmp_path) as made:
             made.wait_until(lambda made=made: made.code is not None)
-            assert made.said() == f"{text}\n"
+            assert made.output() == f"{text}\n"
 
 
-def test_flower_reports_nothing_and_keeps_out_of_the_home_folder(tmp_path: Path) -> None:
+def test_flower_sends_no_telemetry_and_writes_nothing_to_the_home_folder(tmp_path: Path) -> None:
     env = environment(tmp_path / "flower", {"EQUIPOISE_SOCKET": "x"})
     assert env["FLWR_HOME"] == str(tmp_path / "flower")
     assert env["FLWR_TELEMETRY_ENABLED"] == "0"
@@ -78,14 +78,14 @@ def test_a_port_is_free_until_it_is_taken() -> None:
         assert listens("127.0.0.1", port)
 
 
-def test_a_socket_whose_path_is_too_long_is_told(tmp_path: Path) -> None:
+def test_a_socket_whose_path_is_too_long_is_an_error(tmp_path: Path) -> None:
     listen(tmp_path / "socket").close()
-    with pytest.raises(ProcessError, match="a short TMPDIR may help"):
+    with pytest.raises(ProcessError, match="a TMPDIR with a shorter path may help"):
         listen(tmp_path / ("x" * 200))
 
 
 def script(folder: Path, code: str) -> dict[str, str]:
-    """An environment in which `flwr` is a program of our own."""
+    """An environment in which `flwr` is a program with the given code."""
     program = folder / "flwr"
     program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
     program.chmod(0o755)
@@ -107,6 +107,6 @@ def test_flowers_own_command_line_answers_in_json(tmp_path: Path) -> None:
         ("import time; time.sleep(60)", "flwr supernode did not answer within 0.2 seconds"),
     ],
 )
-def test_and_its_faults_are_one_sentence(code: str, sentence: str, tmp_path: Path) -> None:
+def test_errors_of_flowers_command_line_are_one_sentence(code: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match=sentence):
         flower(["supernode", "register"], script(tmp_path, code), limit=0.2 if "sleep" in code else 30)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from equipoise.deploy import relay
-from equipoise.deploy.relay import GridCarrier, packet_of
-from equipoise.deploy.wire import DTYPES, Packet, WireError
-from equipoise.errors import DataError
+from equipoise.core.errors import DataError
+from equipoise.deploy.transport import relay
+from equipoise.deploy.transport.relay import GridCarrier, packet_of
+from equipoise.deploy.transport.wire import DTYPES, Packet, WireError
 
 from .standin import StandInGrid
 
@@ -24,11 +24,11 @@ def exchange(carrier: GridCarrier, packets: dict[int, Packet]) -> dict[int, Pack
     return {ids[key]: packet for key, packet in carrier.pull(ids).items()}
 
 
-def test_packets_cross_as_flower_messages() -> None:
+def test_packets_are_sent_as_flower_messages() -> None:
     grid = StandInGrid({5: add_one, 2**64 - 1: add_one})
     carrier = GridCarrier(grid)
     assert carrier.nodes() == [5, 2**64 - 1]
-    x = np.arange(6.0).reshape(2, 3).T  # not by row
+    x = np.arange(6.0).reshape(2, 3).T  # not in C order
     replies = exchange(carrier, {node: Packet("train", {"round": 3}, {"a/b": x}) for node in carrier.nodes()})
     assert replies.keys() == {5, 2**64 - 1}
     assert replies[5].header == {"of": {"round": 3}}
@@ -39,7 +39,7 @@ def test_packets_cross_as_flower_messages() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 1)])
-def test_every_type_and_shape_comes_back_as_it_went(dtype: str, shape: tuple[int, ...]) -> None:
+def test_every_type_and_shape_comes_back_unchanged(dtype: str, shape: tuple[int, ...]) -> None:
     carrier = GridCarrier(StandInGrid({1: lambda packet: packet}))
     array = np.ones(shape, dtype)
     came = exchange(carrier, {1: Packet("ask", {}, {"x": array})})[1].arrays["x"]
@@ -48,14 +48,14 @@ def test_every_type_and_shape_comes_back_as_it_went(dtype: str, shape: tuple[int
     assert np.array_equal(came, array)
 
 
-def test_an_array_for_all_is_stored_once() -> None:
+def test_an_array_that_all_nodes_get_is_stored_once() -> None:
     grid = StandInGrid(dict.fromkeys((1, 2, 3), add_one))
     weights = np.random.default_rng(0).normal(size=100_000)
     exchange(GridCarrier(grid), {node: Packet("train", {"node": node}, {"w": weights}) for node in (1, 2, 3)})
     assert sum(size for size in grid.objects.values() if size > 10_000) < 1.01 * weights.nbytes
 
 
-def test_an_answer_is_given_once_and_those_that_wait_not_at_all() -> None:
+def test_each_answer_is_returned_once_and_only_after_it_has_arrived() -> None:
     grid = StandInGrid(dict.fromkeys((1, 2), add_one))
     grid.silent = {2}
     carrier = GridCarrier(grid)
@@ -66,7 +66,7 @@ def test_an_answer_is_given_once_and_those_that_wait_not_at_all() -> None:
     assert [ids[key] for key in carrier.pull(ids)] == [2]
 
 
-def test_a_node_that_is_gone_is_a_failure_of_its_own_message() -> None:
+def test_the_message_of_an_offline_node_gives_a_failure() -> None:
     grid = StandInGrid(dict.fromkeys((1, 2), add_one))
     carrier = GridCarrier(grid)
     ids = carrier.push({node: Packet("ask", {}, {}) for node in (1, 2)})
@@ -74,11 +74,11 @@ def test_a_node_that_is_gone_is_a_failure_of_its_own_message() -> None:
     (message,) = (key for key, node in ids.items() if node == 2)
     answer = carrier.pull(ids)[message]
     assert answer.kind == "failure"
-    assert answer.header["reason"] == "node unavailable: it gives no sign of life"
+    assert answer.header["reason"] == "node unavailable: the site sends no sign of life"
 
 
 @pytest.mark.parametrize("given", [[], ["a", None]])
-def test_a_message_that_is_not_taken_is_a_failure_too(given: list[str | None]) -> None:
+def test_a_message_that_is_not_accepted_gives_a_failure(given: list[str | None]) -> None:
     class Full(StandInGrid):
         def push_messages(self, messages: object) -> list[str | None]:  # type: ignore[override]
             return given
@@ -88,7 +88,7 @@ def test_a_message_that_is_not_taken_is_a_failure_too(given: list[str | None]) -
     assert set(ids.values()) == {1, 2}
     refused = {ids[key]: packet.header["reason"] for key, packet in carrier.pull(ids).items()}
     assert 2 in refused
-    assert "did not take the message" in refused[2]
+    assert "did not accept the message" in refused[2]
     assert carrier.pull(ids) == {}
 
 
@@ -125,22 +125,25 @@ def forged(**changes: object) -> Array:
         ({"arrays": ArrayRecord(), "head": ConfigRecord({"kind": "a", "header": "[]"})}, "malformed"),
         ({"arrays": ArrayRecord(), "head": ConfigRecord({"kind": "a", "header": "{"})}, "cannot be read"),
         ({"arrays": ArrayRecord({"w": forged(data=b"\x80\x04pickle")}), "head": HEAD}, "'w' of the message cannot"),
-        ({"arrays": ArrayRecord({"w": forged(shape=(10**12,))}), "head": HEAD}, "type and shape that it claims"),
-        ({"arrays": ArrayRecord({"w": forged(dtype="float32")}), "head": HEAD}, "type and shape that it claims"),
+        ({"arrays": ArrayRecord({"w": forged(shape=(10**12,))}), "head": HEAD}, "type and shape in its description"),
+        ({"arrays": ArrayRecord({"w": forged(dtype="float32")}), "head": HEAD}, "type and shape in its description"),
         ({"arrays": ArrayRecord({"w": forged(data=FINE.data[:-1])}), "head": HEAD}, "23 bytes for shape"),
-        ({"arrays": ArrayRecord({"w": Array(np.array(["a"]))}), "head": HEAD}, "is of type <U1"),
-        ({"arrays": ArrayRecord({"w": Array(np.zeros(2, ">f8"))}), "head": HEAD}, "is of type >f8"),
-        ({"arrays": ArrayRecord({"w": Array(np.zeros((2, 3)).T)}), "head": HEAD}, "by row"),
+        (
+            {"arrays": ArrayRecord({"w": Array(np.array(["a"]))}), "head": HEAD},
+            "is <U1 by row, expected one of float32",
+        ),
+        ({"arrays": ArrayRecord({"w": Array(np.zeros(2, ">f8"))}), "head": HEAD}, "is >f8 by row"),
+        ({"arrays": ArrayRecord({"w": Array(np.zeros((2, 3)).T)}), "head": HEAD}, "is float64 by column"),
     ],
 )
-def test_what_is_not_a_packet_is_refused(records: dict[str, object], sentence: str) -> None:
-    StandInGrid({})  # sets what Flower sets in every process of an app
+def test_a_message_without_a_packet_is_refused(records: dict[str, object], sentence: str) -> None:
+    StandInGrid({})  # it sets the ids that Flower sets in every process of an app
     message = Message(RecordDict(records), 1, "query")
     with pytest.raises(WireError, match=sentence):
         packet_of(message)
 
 
-def test_an_array_that_claims_more_room_than_there_is_takes_none() -> None:
+def test_an_array_with_a_false_shape_allocates_no_memory() -> None:
     StandInGrid({})
     head = FINE.data.replace(b"(3,), }            ", b"(3000000000000,), }")
     assert head != FINE.data
@@ -150,7 +153,7 @@ def test_an_array_that_claims_more_room_than_there_is_takes_none() -> None:
 
 
 def test_the_apps_that_flower_starts_need_no_torch() -> None:
-    code = "import sys, equipoise.deploy.apps, equipoise.deploy.gate; sys.exit('torch' in sys.modules)"
+    code = "import sys; from equipoise.deploy.transport import apps, gate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

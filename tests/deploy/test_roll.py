@@ -1,4 +1,4 @@
-"""Who is who: strangers, impostors, those who come back, and those who could not take part at first."""
+"""The roll call: unknown sites, wrong names, sites that come back, and sites that could not take part at first."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from equipoise.deploy import roll as roll_module
-from equipoise.deploy.roll import AGAIN, Roll
-from equipoise.deploy.wire import Packet, failure
+from equipoise.deploy.roll import RETRY, Roll
+from equipoise.deploy.transport.wire import Packet, failure
 
-HELLO = {"version": "1", "dtype": "float32", "shape": [2], "features": ["age", "marker"]}
+HELLO = {"version": "1", "dtype": "float32", "shape": [2], "columns": ["age", "marker"]}
 ROSTER = ("clinic", "hospital", "surgery")
 
 
 class Clock:
-    """Time that passes only when somebody waits."""
+    """A clock that advances only when the code under test sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Nodes:
-    """A carrier whose nodes answer at once, or never where there is no answer."""
+    """A carrier whose nodes answer at once; a node with the answer None never answers."""
 
     def __init__(self, **sites: int) -> None:
         self.answers: dict[int, Callable[[], Packet] | None] = {}
@@ -68,7 +68,7 @@ class Nodes:
 
 
 class Heard(Roll):
-    """A roll that keeps what it says."""
+    """A roll that records its sentences in `said`."""
 
     def __init__(self, names: Mapping[int, str] | None = None) -> None:
         self.said: list[str] = []
@@ -78,7 +78,7 @@ class Heard(Roll):
 def test_sites_are_found_by_name_and_asked_once() -> None:
     nodes, roll = Nodes(surgery=7, clinic=9), Heard()
     assert roll.call(nodes) == {0: 9, 2: 7}
-    assert roll.hellos["clinic"]["features"] == ["age", "marker"]
+    assert roll.hellos["clinic"]["columns"] == ["age", "marker"]
     assert sorted(roll.said) == ["clinic has joined", "surgery has joined"]
     assert roll.call(nodes) == {0: 9, 2: 7}
     assert nodes.asked == [7, 9]
@@ -106,30 +106,33 @@ def test_a_site_that_comes_back_under_a_new_node_takes_its_place() -> None:
 def test_a_stranger_is_left_out_and_the_nearest_name_is_given() -> None:
     nodes, roll = Nodes(clinc=1, hospital=2), Heard()
     assert roll.call(nodes) == {1: 2}
-    assert "a site called 'clinc' is not expected and is left out; did you mean 'clinic'?" in roll.said
+    assert "the site 'clinc' is not expected and is left out; did you mean 'clinic'?" in roll.said
 
 
 def test_an_impostor_is_found_by_its_key(clock: Clock) -> None:
     names = {1: "clinic", 2: "hospital"}
     nodes, roll = Nodes(clinic=1, surgery=2), Heard(names)
-    nodes.join("hospital", 3)  # a node without a known key
+    nodes.join("hospital", 3)  # a node whose key is unknown
     assert roll.call(nodes) == {0: 1}
-    assert "the site hospital calls itself surgery, which its key does not prove; it is left out" in roll.said
-    assert "the node 3 calls itself hospital, which its key does not prove; it is left out" in roll.said
+    assert "the site hospital gives the name surgery, which its key does not prove; it is left out" in roll.said
+    assert "the node 3 gives the name hospital, which its key does not prove; it is left out" in roll.said
     nodes.join("hospital", 2)  # joined again under its own name, with the same key and so the same node
-    clock.now += AGAIN
+    clock.now += RETRY
     assert roll.call(nodes) == {0: 1, 1: 2}
 
 
-def test_nobody_steals_the_name_of_a_site_that_is_online(clock: Clock) -> None:
+def test_a_second_node_cannot_take_the_name_of_a_site_that_is_online(clock: Clock) -> None:
     nodes, roll = Nodes(clinic=1), Heard()
     roll.call(nodes)
     nodes.join("clinic", 5)
     for _ in range(3):
         assert roll.call(nodes) == {0: 1}
-        clock.now += AGAIN
-    assert roll.said.count("a second node calls itself clinic; it is left out as long as the first is online") == 1
-    del nodes.answers[1]  # the first had died, and the SuperLink has noticed by now
+        clock.now += RETRY
+    assert (
+        roll.said.count("a second node gives the name clinic; it is left out as long as the first node is online")
+        == 1
+    )
+    del nodes.answers[1]  # the first node had died, and now the SuperLink has noticed it
     assert roll.call(nodes) == {0: 5}
     assert roll.said[-1] == "clinic is back"
 
@@ -146,17 +149,17 @@ def test_a_site_that_fails_at_first_is_asked_again_and_recovers(clock: Clock) ->
     nodes.answers[1] = lambda: failure("clinic.csv does not exist")
     for _ in range(5):
         assert roll.call(nodes) == {1: 2}
-    assert nodes.asked.count(1) == 1  # not at every turn
-    clock.now += AGAIN
+    assert nodes.asked.count(1) == 1  # not at every call
+    clock.now += RETRY
     roll.call(nodes)
     assert nodes.asked.count(1) == 2
     assert roll.said.count("the site clinic cannot take part: clinic.csv does not exist") == 1  # said once
     nodes.answers[1] = lambda: failure("clinic.csv is empty")
-    clock.now += AGAIN
+    clock.now += RETRY
     roll.call(nodes)
     assert roll.said[-1] == "the site clinic cannot take part: clinic.csv is empty"
     nodes.join("clinic", 1)  # the file is there now
-    clock.now += AGAIN
+    clock.now += RETRY
     assert roll.call(nodes) == {0: 1, 1: 2}
     assert roll.said[-1] == "clinic has joined"
 
@@ -171,7 +174,7 @@ def test_a_node_that_leaves_and_comes_back_is_asked_at_once() -> None:
     assert roll.call(nodes) == {0: 1}
 
 
-def test_a_node_that_does_not_answer_is_waited_for_once(clock: Clock) -> None:
+def test_the_server_waits_only_once_for_a_node_that_does_not_answer(clock: Clock) -> None:
     nodes, roll = Nodes(clinic=1), Heard()
     nodes.answers[2] = None
     began = clock.now
@@ -180,25 +183,25 @@ def test_a_node_that_does_not_answer_is_waited_for_once(clock: Clock) -> None:
     began = clock.now
     for _ in range(5):
         assert roll.call(nodes) == {0: 1}
-    assert clock.now == began  # nobody else waits for it again
+    assert clock.now == began  # the server does not wait for it again
     assert nodes.asked.count(2) <= 2
     nodes.join("hospital", 2)
     assert roll.call(nodes) == {0: 1, 1: 2}
 
 
-def test_an_answer_that_comes_late_is_heard(clock: Clock) -> None:
+def test_a_late_answer_is_read(clock: Clock) -> None:
     nodes, roll = Nodes(), Heard()
     nodes.answers[1] = lambda: failure("busy")
     roll.call(nodes)
     nodes.answers[1] = None
-    clock.now += AGAIN
+    clock.now += RETRY
     assert roll.call(nodes) == {}
     nodes.join("clinic", 1)
     assert roll.call(nodes) == {0: 1}
     assert nodes.asked == [1, 1]
 
 
-def test_a_node_that_was_just_lost_is_no_news() -> None:
+def test_a_node_that_went_offline_is_not_reported() -> None:
     nodes, roll = Nodes(), Heard()
     nodes.answers[1] = lambda: failure("node unavailable: Node Unavailable (Flower's code 5)")
     assert roll.call(nodes) == {}
@@ -209,13 +212,13 @@ def test_a_node_that_was_just_lost_is_no_news() -> None:
     "hello",
     [
         {"shape": None}, {"shape": "2"}, {"shape": []}, {"shape": [0]}, {"shape": [2.0]}, {"shape": [True]},
-        {"shape": [1, 2]}, {"dtype": "object"}, {"features": None}, {"features": [1]}, {"classes": "ab"},
+        {"shape": [1, 2]}, {"dtype": "object"}, {"columns": None}, {"columns": [1]}, {"classes": "ab"},
         {"classes": [1]}, {"version": None},
     ],
     ids=str,
 )  # fmt: skip
-def test_a_hello_that_makes_no_sense_is_refused(hello: dict[str, Any]) -> None:
+def test_a_hello_in_an_unknown_format_is_refused(hello: dict[str, Any]) -> None:
     nodes, roll = Nodes(hospital=2), Heard()
     nodes.join("clinic", 1, **hello)
     assert roll.call(nodes) == {1: 2}
-    assert any(line.startswith("clinic describes its samples in a way") for line in roll.said)
+    assert any(line.startswith("clinic describes its samples in an unknown format") for line in roll.said)

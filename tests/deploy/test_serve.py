@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from equipoise import cli
-from equipoise.config import Config
-from equipoise.deploy import certs, serve
-from equipoise.deploy.carrier import CarrierLost
-from equipoise.deploy.link import Door
-from equipoise.deploy.processes import free_port
-from equipoise.errors import CheckpointError, ConfigError
-from equipoise.folder import RunFolder
+from equipoise.cli import commands as cli
+from equipoise.core.errors import CheckpointError, ConfigError
+from equipoise.deploy import serve
+from equipoise.deploy.transport import certs
+from equipoise.deploy.transport.carrier import CarrierLost
+from equipoise.deploy.transport.link import Door
+from equipoise.deploy.transport.processes import free_port
+from equipoise.runs.config import Config
+from equipoise.runs.folder import RunFolder
 
 
 def config(**deploy: Any) -> Config:
@@ -27,7 +28,7 @@ def door(tmp_path: Path) -> Door:
     return Door("127.0.0.1", free_port(), tmp_path / "certs" / "server")
 
 
-def test_those_with_a_key_are_expected_unless_the_config_names_some(door: Door) -> None:
+def test_sites_with_a_key_are_expected_unless_the_config_names_sites(door: Door) -> None:
     assert serve.roster(config(), door) == ("site_a", "site_b")
     assert serve.roster(config(sites=["site_b"]), door) == ("site_b",)
     assert serve.roster(config(sites=["b", "a"]), Door("127.0.0.1", 1, None)) == ("a", "b")
@@ -39,7 +40,7 @@ def test_those_with_a_key_are_expected_unless_the_config_names_some(door: Door) 
 
 @pytest.fixture
 def linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """`serve` without Flower: what it asked for, and a training that does as told."""
+    """Replace Flower and the training: the result is given, and the arguments are recorded."""
     seen: dict[str, Any] = {"result": {"last": {"round": 1}}, "links": 0}
 
     @contextmanager
@@ -68,7 +69,7 @@ def test_a_run_is_trained_over_the_link(linked: dict[str, Any], door: Door, tmp_
     assert linked["logs"] == tmp_path / "run" / "logs"
 
 
-def test_after_the_superlink_died_it_goes_on_from_the_folder(
+def test_after_the_superlink_died_the_run_can_be_resumed(
     linked: dict[str, Any], door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, linked["result"] = linked["result"], CarrierLost("the SuperLink ended (killed by signal 9)")
@@ -85,7 +86,7 @@ def test_after_the_superlink_died_it_goes_on_from_the_folder(
     assert linked["links"] == 2
 
 
-def test_a_simulated_run_is_resumed_as_ever(tmp_path: Path) -> None:
+def test_a_simulated_run_is_resumed_by_the_simulation(tmp_path: Path) -> None:
     assert cli._resumer(tmp_path) is cli.runs.resume
     RunFolder.create(tmp_path / "run", config().to_dict()).close()
     with pytest.raises(CheckpointError, match="is not a run with real sites"):
@@ -104,7 +105,7 @@ def test_a_site_that_got_its_key_later_is_not_part_of_the_run(
     assert linked["roster"] == ("site_a", "site_b")
 
 
-def test_a_try_out_whose_keys_are_gone_cannot_be_resumed(linked: dict[str, Any], door: Door, tmp_path: Path) -> None:
+def test_a_try_out_cannot_be_resumed_without_its_keys(linked: dict[str, Any], door: Door, tmp_path: Path) -> None:
     linked["result"] = CarrierLost("the gate ended (exit code 1)")
     with pytest.raises(CarrierLost):
         serve.serve(config(), tmp_path / "run", door)
@@ -114,12 +115,10 @@ def test_a_try_out_whose_keys_are_gone_cannot_be_resumed(linked: dict[str, Any],
         serve.resume(tmp_path / "run")
 
 
-def test_what_cannot_be_served_is_refused_before_a_folder_is_made(
-    linked: dict[str, Any], door: Door, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"no sites/site_z.pub"):
+def test_a_mistake_is_refused_before_a_folder_is_made(linked: dict[str, Any], door: Door, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no file sites/site_z.pub"):
         serve.serve(config(sites=["site_z"]), tmp_path / "run", door)
     assert not (tmp_path / "run").exists()
     serve.serve(config(), tmp_path / "run", door)
-    with pytest.raises(CheckpointError, match="holds a run already"):
+    with pytest.raises(CheckpointError, match="already holds a run"):
         serve.serve(config(), tmp_path / "run", door)

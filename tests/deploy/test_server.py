@@ -1,4 +1,4 @@
-"""A whole run with sites that read their own files, over the stand-in for Flower's grid."""
+"""A whole run with sites that read their own files; the stand-in for Flower's grid carries the messages."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from equipoise import runs
-from equipoise.config import Config
-from equipoise.deploy import roll, server
+from equipoise.core.errors import DataError, TrainingError
+from equipoise.deploy import flower, roll, server
 from equipoise.deploy.agreement import Agreement
-from equipoise.deploy.relay import GridCarrier
 from equipoise.deploy.site import Site, reading
-from equipoise.deploy.wire import Packet
-from equipoise.engines import flower
-from equipoise.errors import DataError, TrainingError
-from equipoise.folder import RunFolder
-from tests.contract.test_contract import close
+from equipoise.deploy.transport.relay import GridCarrier
+from equipoise.deploy.transport.wire import Packet
+from equipoise.runs import run as runs
+from equipoise.runs.config import Config
+from equipoise.runs.folder import RunFolder
+from equipoise.testing.contract import compare as close
 from tests.deploy.simulation import gathered, simulated
 from tests.deploy.standin import StandInGrid
 
@@ -30,7 +29,8 @@ NAMES = ("clinic", "hospital", "surgery")
 
 
 def write_tables(folder: Path, seed: int = 0) -> dict[str, Path]:
-    """Three sites of different sizes; one has no case of the rare class, one lists its columns in another order."""
+    """Tables for three sites of different sizes; one site has no case of the rare class, and one has its columns in
+    another order."""
     draw = np.random.default_rng(seed)
     files = {}
     for name, (well, ill) in zip(NAMES, [(60, 8), (40, 0), (25, 10)], strict=True):
@@ -61,11 +61,12 @@ def config(method: str = "climb(every=1) + fedshift", **deploy: Any) -> Config:
 
 
 class Clinics:
-    """The sites and their grid. `meddle` may change what a site answers."""
+    """The sites and their grid. A function in `meddle` can change the answers of its site."""
 
-    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
+    def __init__(self, folder: Path, files: dict[str, Path], **allowed: tuple[str, ...]) -> None:
         self.sites = {
-            i + 10: Site(name, reading(file), folder / "at" / name) for i, (name, file) in enumerate(files.items())
+            i + 10: Site(name, reading(file), folder / "at" / name, **allowed)
+            for i, (name, file) in enumerate(files.items())
         }
         self.meddle: dict[int, Callable[[Packet, Packet], Packet]] = {}
         self.grid = StandInGrid({node: lambda packet, node=node: self.answer(node, packet) for node in self.sites})
@@ -76,7 +77,7 @@ class Clinics:
         return self.meddle[node](request, reply) if node in self.meddle else reply
 
     def run(self, settings: Config, out: Path) -> dict[str, Any]:
-        watch = runs.Watch(say=self.said.append)
+        watch = runs.Watch(notify=self.said.append)
         make = RunFolder.open(out) if (out / "config.json").exists() else RunFolder.create(out, settings.to_dict())
         with make as folder:
             return server.train(settings, folder, GridCarrier(self.grid), None, watch)
@@ -105,7 +106,7 @@ def test_three_sites_train_a_model_and_each_gets_it(clinics: Clinics, tmp_path: 
         assert site.finished.read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
 
 
-def test_it_equals_a_simulation_of_the_same_samples(clinics: Clinics, tmp_path: Path) -> None:
+def test_a_run_equals_a_simulation_of_the_same_samples(clinics: Clinics, tmp_path: Path) -> None:
     clinics.run(config(), tmp_path / "run")
     agreement = Agreement.from_dict(json.loads((tmp_path / "run" / "agreement.json").read_text()))
     sites = list(clinics.sites.values())
@@ -117,18 +118,18 @@ def test_it_equals_a_simulation_of_the_same_samples(clinics: Clinics, tmp_path: 
 
 def test_a_silent_site_is_left_out_by_the_deadline_and_comes_back(clinics: Clinics, tmp_path: Path) -> None:
     def silence(request: Packet, reply: Packet) -> Packet:
-        """From the end of the first round's training into the evaluation of the second."""
+        """Silence one site from the end of the first round's training until the evaluation of the second."""
         if request.kind == "train" and request.header["round"] == 0:
             clinics.grid.silent = {10}
         if request.kind == "score" and request.header["version"][0] == 1:
             clinics.grid.silent = set()
         return reply
 
-    clinics.meddle[12] = silence  # the last to be pulled
+    clinics.meddle[12] = silence  # the last site to answer
     clinics.run(config(method="fedavg", deadline=1.0), tmp_path / "run")
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["clients"] for record in records] == [3, 2, 3]
-    assert [record["dropped"] for record in records] == [1, 1, 0]  # of the evaluation, then of the training
+    assert [record["dropped"] for record in records] == [1, 1, 0]  # one in the evaluation, then one in the training
     assert any("clinic" in line and "deploy.deadline = 1 " in line for line in clinics.said)
 
 
@@ -188,16 +189,16 @@ def test_too_few_sites_stop_the_run_with_a_sentence(clinics: Clinics, tmp_path: 
         clinics.run(config(), tmp_path / "run")
 
 
-def test_sites_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
+def test_sites_with_different_columns_are_named(tmp_path: Path) -> None:
     files = write_tables(tmp_path)
     text = files["hospital"].read_text().splitlines()
     files["hospital"].write_text("\n".join([f"{line},{'ward' if i == 0 else i}" for i, line in enumerate(text)]))
     clinics = Clinics(tmp_path, files)
-    with pytest.raises(DataError, match="hospital has a column 'ward' that clinic has not"):
+    with pytest.raises(DataError, match="hospital has a column 'ward' that clinic does not have"):
         clinics.run(config(), tmp_path / "run")
 
 
-def test_a_foreign_class_is_named_at_the_site(clinics: Clinics, tmp_path: Path) -> None:
+def test_a_label_outside_the_agreed_classes_is_named(clinics: Clinics, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="label 'ill' is not among the classes of this run"):
         clinics.run(config(classes=["well", "unwell"], wait=0.5), tmp_path / "run")
 
@@ -214,10 +215,10 @@ def test_a_server_that_dies_resumes_to_the_same_bits(tmp_path: Path, method: str
             raise KeyboardInterrupt
         return reply
 
-    cut.meddle[12] = die  # the last to answer: by then the others have gone on
+    cut.meddle[12] = die  # the last site to answer, after the others have finished
     with pytest.raises(KeyboardInterrupt):
         cut.run(config(method=method), tmp_path / "cut")
-    again = Clinics(tmp_path / "b", files)  # every process is new; the sites' folders are not
+    again = Clinics(tmp_path / "b", files)  # new processes with the old folders of the sites
     again.run(config(method=method), tmp_path / "cut")
     agreements = [json.loads((tmp_path / run / "agreement.json").read_text()) for run in ("whole", "cut")]
     assert agreements[0] | {"run": ""} == agreements[1] | {"run": ""}
@@ -225,7 +226,7 @@ def test_a_server_that_dies_resumes_to_the_same_bits(tmp_path: Path, method: str
     assert one == other
 
 
-def test_a_site_that_lost_its_memory_starts_afresh(clinics: Clinics, tmp_path: Path) -> None:
+def test_a_site_that_lost_its_memories_begins_without_them(clinics: Clinics, tmp_path: Path) -> None:
     def forget(request: Packet, reply: Packet) -> Packet:
         if request.kind == "train" and request.header["round"] == 0:
             for file in clinics.sites[11].folder.glob("*/round-*"):
@@ -238,7 +239,7 @@ def test_a_site_that_lost_its_memory_starts_afresh(clinics: Clinics, tmp_path: P
     assert result["last"]["clients"] == 3
 
 
-def test_a_site_that_lost_its_memory_is_asked_again_where_all_are_needed(
+def test_a_site_that_lost_its_memories_is_asked_again_where_all_are_needed(
     clinics: Clinics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forget(request: Packet, reply: Packet) -> Packet:
@@ -247,18 +248,20 @@ def test_a_site_that_lost_its_memory_is_asked_again_where_all_are_needed(
                 file.unlink()
         return reply
 
-    monkeypatch.setattr(flower, "AGAIN", 0.1)
+    monkeypatch.setattr(flower, "RETRY", 0.1)
     clinics.meddle[11] = forget
     result = clinics.run(config(method="scaffold", minimum=3), tmp_path / "run")
     assert result["last"]["clients"] == 3
     assert any("hospital" in line and "is not in" in line for line in clinics.said)
 
 
-def test_a_server_goes_back_further_than_the_rounds_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_can_go_back_several_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rarely = {"rounds": 7, "checkpoint_every": 3, "checkpoint_seconds": 0.0}
     settings = Config.from_dict(config(method="scaffold").to_dict() | {"train": rarely})
-    carry_out = runs.carry_out
-    monkeypatch.setattr(runs, "carry_out", lambda _, *others: carry_out(settings, *others))  # whatever serving sets
+    train = runs.train_in_folder
+    monkeypatch.setattr(
+        runs, "train_in_folder", lambda _, *others: train(settings, *others)
+    )  # without the server's own settings for checkpoints
     whole = Clinics(tmp_path / "a", files := write_tables(tmp_path))
     whole.run(settings, tmp_path / "whole")
     cut = Clinics(tmp_path / "b", files)
@@ -278,8 +281,8 @@ def test_a_server_goes_back_further_than_the_rounds_before(tmp_path: Path, monke
     assert one == other
 
 
-def test_a_site_whose_file_appears_late_takes_part(clinics: Clinics, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(roll, "AGAIN", 0.5)
+def test_a_site_whose_file_is_missing_at_first_takes_part(clinics: Clinics, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(roll, "RETRY", 0.5)
     file = tmp_path / "hospital.csv"
     away = file.rename(tmp_path / "away.csv")
 
@@ -294,7 +297,7 @@ def test_a_site_whose_file_appears_late_takes_part(clinics: Clinics, tmp_path: P
     assert any("hospital.csv does not exist" in line for line in clinics.said)
 
 
-def test_a_run_may_not_name_a_folder_elsewhere(clinics: Clinics, tmp_path: Path) -> None:
+def test_the_name_of_a_run_cannot_lead_to_another_folder(clinics: Clinics, tmp_path: Path) -> None:
     clinics.run(config(method="fedavg"), tmp_path / "run")
     agreement = json.loads((tmp_path / "run" / "agreement.json").read_text()) | {"run": "../../elsewhere"}
     reply = clinics.sites[10].answer(Packet("ask", {"agreement": agreement}, {}))
@@ -311,7 +314,7 @@ def test_a_site_that_lost_its_choice_of_samples_is_left_out_until_the_run_is_res
                 file.unlink()
         return reply
 
-    clinics.meddle[12] = forget  # the last to be pulled
+    clinics.meddle[12] = forget  # the last site to answer
     result = clinics.run(config(method="astraea(gamma=1, mediator_epochs=1, augment='repeat')"), tmp_path / "run")
     assert result["last"]["clients"] == 2
-    assert any("hospital" in line and "had chosen to train on is lost" in line for line in clinics.said)
+    assert any("hospital" in line and "has lost its choice of training samples" in line for line in clinics.said)

@@ -1,4 +1,4 @@
-"""The apps of Flower's simulation, on the stand-in for its grid; with Ray they run in tests/deploy_real."""
+"""The apps of Flower's simulation on the stand-in for its grid; tests/deploy_real runs them with Ray."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from equipoise.config import load_config
+from equipoise.core.errors import ConfigError
 from equipoise.deploy import simulation
-from equipoise.deploy.local import share
-from equipoise.errors import ConfigError
+from equipoise.deploy.tryout import share
+from equipoise.runs.config import load_config
 
+from . import outside
 from .standin import StandInGrid
 
 CONFIG = """
@@ -33,7 +34,7 @@ def context(folder: Path, number: int = 0) -> Context:
 
 
 class Simulated(StandInGrid):
-    """Every node's messages go to the client app, with the number that Flower gives the node."""
+    """A grid that passes the messages of every node to the client app, with the number of the node."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         super().__init__({100 + number: lambda packet: packet for number in range(nodes)})
@@ -75,8 +76,18 @@ def test_a_run_that_was_cut_off_goes_on(folder: Path) -> None:
     assert rounds == [1, 2]
 
 
-def test_a_folder_without_files_is_told(folder: Path) -> None:
+def test_a_folder_without_files_is_refused(folder: Path) -> None:
     for file in (folder / "sites").iterdir():
         file.unlink()
-    with pytest.raises(ConfigError, match=r"there is no \.csv"):
+    with pytest.raises(ConfigError, match=r"the folder has no \.csv"):
         simulation.main(Simulated(folder, 3), context(folder))
+
+
+def test_sites_allow_the_code_that_the_config_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside.write(folder)
+    monkeypatch.chdir(folder)
+    text = CONFIG.replace("scaffold", "mylab.smooth:Smooth + climb").replace("logistic", "mylab.net:small")
+    (folder / "run.toml").write_text(text)
+    with outside.forgotten():
+        simulation.main(Simulated(folder, 3), context(folder))
+    assert json.loads((folder / "out" / "result.json").read_text())["last"]["clients"] == 3

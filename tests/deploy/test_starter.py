@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.deploy import starter
-from equipoise.deploy.processes import Child, environment, listen
+from equipoise.deploy.transport import starter
+from equipoise.deploy.transport.processes import Child, environment, listen
 
 
 def test_the_command_that_flower_runs_exists() -> None:
@@ -20,7 +20,7 @@ def test_the_command_that_flower_runs_exists() -> None:
     assert callable(entry.load())
 
 
-def test_the_words_are_handed_over(tmp_path: Path) -> None:
+def test_the_arguments_are_sent_to_the_starter(tmp_path: Path) -> None:
     starter.install(tmp_path / "bin", tmp_path / "socket", "/nowhere")
     got: list[object] = []
     with listen(tmp_path / "socket") as listener:
@@ -37,7 +37,7 @@ def test_the_words_are_handed_over(tmp_path: Path) -> None:
     assert got == [["--token", "a 'b' \"c\" $d"]]
 
 
-def test_with_nobody_to_take_them_flowers_command_is_run(tmp_path: Path) -> None:
+def test_without_a_starter_flowers_command_is_run(tmp_path: Path) -> None:
     program = tmp_path / "original"
     program.write_text("#!/bin/sh\necho original $@\nexit 3\n")
     program.chmod(0o755)
@@ -64,34 +64,34 @@ def running(tmp_path: Path) -> Iterator[Child]:
     child.stop()
 
 
-def test_each_message_gets_a_copy_that_runs_flowers_app(running: Child, tmp_path: Path) -> None:
-    """Flower's app, asked for its help and for nonsense, answers as its command does, and the starter lives on."""
+def test_each_message_gets_a_fork_that_runs_flowers_app(running: Child, tmp_path: Path) -> None:
+    """Flower's app answers to --help and to an unknown option as its command does, and the starter keeps running."""
     starter.install(tmp_path / "bin", tmp_path / "socket", "/nowhere")
     command = str(tmp_path / "bin" / starter.COMMAND)
     subprocess.run([command, "--help"], check=True)
-    running.wait_until(lambda: "Run a Flower ClientApp" in running.said(), 10)
+    running.wait_until(lambda: "Run a Flower ClientApp" in running.output(), 10)
     subprocess.run([command, "--nonsense"], check=True)
-    running.wait_until(lambda: "arguments" in running.said(), 10)
+    running.wait_until(lambda: "arguments" in running.output(), 10)
     assert running.ended() is None
 
 
-def test_rubbish_on_the_socket_is_not_run(running: Child, tmp_path: Path) -> None:
+def test_malformed_arguments_are_ignored(running: Child, tmp_path: Path) -> None:
     for content in (b"", b"{", b"12"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(tmp_path / "socket"))
             connection.sendall(content)
     starter.install(tmp_path / "bin", tmp_path / "socket", "/nowhere")
     subprocess.run([tmp_path / "bin" / starter.COMMAND, "--help"], check=True)
-    running.wait_until(lambda: "Run a Flower ClientApp" in running.said(), 10)
+    running.wait_until(lambda: "Run a Flower ClientApp" in running.output(), 10)
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
     [("pass", 0), ("raise SystemExit(7)", 7), ("raise SystemExit('no')", 1), ("raise ValueError('x')", 1)],
 )
-def test_a_copy_ends_as_the_app_does(code: str, expected: int) -> None:
+def test_a_fork_has_the_exit_code_of_the_app(code: str, expected: int) -> None:
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        starter._become(lambda: exec(code), [])
+        starter._run_app(lambda: exec(code), [])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == expected

@@ -1,4 +1,4 @@
-"""What a site keeps, by (round, phase): nothing is applied twice, and what a server may come back to stays."""
+"""The versions of a site's memories: nothing is applied twice, and versions that the server may need are kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from equipoise.core.errors import CheckpointError
+from equipoise.core.tree import Tree
 from equipoise.deploy.versions import NEVER, MemoryLost, Version, Versions
-from equipoise.errors import CheckpointError
-from equipoise.tree import Tree
 
 
 def memory(value: float) -> Tree:
@@ -32,12 +32,12 @@ def test_a_version_comes_back_and_a_new_client_has_none(versions: Versions) -> N
     back = versions.read(Version(0, 1))
     assert value(back) == 3.0
     assert back["scaffold"]["clients"].dtype == torch.int64
-    assert versions.folder.stat().st_mode & 0o077 == 0  # the site's own
+    assert versions.folder.stat().st_mode & 0o077 == 0  # only the user of the site can read it
 
 
 def test_a_repeated_request_is_applied_once(versions: Versions) -> None:
     def request(base: Version, version: Version) -> float:
-        """A client that counts: as a site does, from the version named to the version made."""
+        """A client that counts requests: like a site, it reads the version `base` and writes a new version."""
         kept = versions.read(base)
         count = value(kept) + 1 if kept else 1.0
         versions.write(version, [base], memory(count))
@@ -52,9 +52,9 @@ def test_a_repeated_request_is_applied_once(versions: Versions) -> None:
     assert request(Version(1, 0), Version(2, 0)) == 4
 
 
-def test_a_version_that_nobody_builds_on_does_no_harm(versions: Versions) -> None:
+def test_a_version_that_the_server_never_used_is_harmless(versions: Versions) -> None:
     versions.write(Version(0, 0), [NEVER], memory(1.0))
-    versions.write(Version(1, 0), [Version(0, 0)], memory(2.0))  # came too late: the server never used it
+    versions.write(Version(1, 0), [Version(0, 0)], memory(2.0))  # this reply was late, so the server never used it
     versions.write(Version(2, 0), [Version(0, 0)], memory(3.0))
     assert value(versions.read(Version(0, 0))) == 1.0
     assert value(versions.read(Version(2, 0))) == 3.0
@@ -76,7 +76,7 @@ def test_before_the_first_round_there_are_versions_too(versions: Versions) -> No
     assert value(versions.read(Version(0, 0))) == 3.0
 
 
-def test_what_may_be_needed_is_kept_and_the_rest_goes(versions: Versions) -> None:
+def test_needed_versions_are_kept_and_the_others_deleted(versions: Versions) -> None:
     base, checkpoint = NEVER, Version(1, 1)
     for round in range(8):
         needed = [checkpoint] if round > 1 else []
@@ -86,7 +86,7 @@ def test_what_may_be_needed_is_kept_and_the_rest_goes(versions: Versions) -> Non
             assert base == NEVER or base in versions.all()
             base = version
         before = [Version(r, 1) for r in (round - 2, round - 1) if r >= 0]
-        assert set(before) <= set(versions.all())  # the last of each of the two rounds before
+        assert set(before) <= set(versions.all())  # the last versions of the two rounds before
     assert versions.all() == [Version(1, 1), Version(5, 1), Version(6, 1), Version(7, 0), Version(7, 1)]
     assert value(versions.read(checkpoint)) == 11.0
 
@@ -100,17 +100,17 @@ def test_the_base_of_a_client_that_was_long_away_is_kept(versions: Versions) -> 
     assert versions.all() == [Version(2, 0), Version(50, 0), Version(51, 0)]
 
 
-def test_later_versions_of_a_server_that_went_back_stay_out_of_the_way(versions: Versions) -> None:
+def test_after_the_server_went_back_later_versions_are_harmless(versions: Versions) -> None:
     for round in range(4):
         versions.write(Version(round, 0), [Version(round - 1, 0)], memory(float(round)))
     versions.write(Version(2, 0), [Version(1, 0)], memory(-2.0))
     assert value(versions.read(Version(2, 0))) == -2.0
     assert value(versions.read(Version(1, 0))) == 1.0
-    assert value(versions.read(Version(3, 0))) == 3.0  # until the server comes there again
+    assert value(versions.read(Version(3, 0))) == 3.0  # until the server repeats that round
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text"])
-def test_a_damaged_version_is_lost_and_says_so(versions: Versions, damage: str) -> None:
+def test_a_damaged_version_is_reported_as_lost(versions: Versions, damage: str) -> None:
     versions.write(Version(4, 0), [NEVER], memory(1.0))
     versions.write(Version(4, 1), [Version(4, 0)], memory(2.0))
     file = versions._file(Version(4, 0))
@@ -129,14 +129,14 @@ def test_an_empty_folder_says_that_it_has_nothing(versions: Versions) -> None:
         versions.read(Version(0, 2))
 
 
-def test_strays_are_not_versions(versions: Versions) -> None:
+def test_other_files_are_not_versions(versions: Versions) -> None:
     versions.write(Version(0, 0), [NEVER], memory(1.0))
     for name in ("round-00000001-0001.safetensors.partial", "round-x.safetensors", "notes.txt"):
         (versions.folder / name).write_bytes(b"")
     assert versions.all() == [Version(0, 0)]
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot write"):
         Versions(tmp_path / "file" / "run").write(Version(0, 0), [NEVER], memory(1.0))

@@ -1,4 +1,4 @@
-"""Packets as bytes: they come back as they were, and whatever else comes is one sentence."""
+"""Packets as bytes: a packet comes back unchanged, and any other content is an error of one sentence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.deploy.wire import DTYPES, MAGIC, Packet, WireError, decode, encode, failure
+from equipoise.deploy.transport.wire import DTYPES, MAGIC, Packet, WireError, decode, encode, failure
 
 SMALL = Packet("train", {"round": 3}, {"w": np.arange(3.0), "n": np.array(7), "none": np.zeros((0, 2), np.float32)})
 
 
 def written(head: Any, body: bytes = b"") -> bytes:
-    """A packet with any head at all."""
+    """The bytes of a packet with the given head, which may be wrong."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     return MAGIC + struct.pack("<Q", len(text)) + text + body
 
@@ -27,7 +27,7 @@ def listing(*entries: list[Any], body: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 0, 3), (2, 3)], ids=str)
-def test_arrays_come_back_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_come_back_unchanged(dtype: str, shape: tuple[int, ...]) -> None:
     array = (np.arange(np.prod(shape)).reshape(shape) % 2).astype(dtype)
     back = decode(encode(Packet("k", {}, {"a/b": array}))).arrays["a/b"]
     assert (back.dtype, back.shape) == (array.dtype, shape)
@@ -51,9 +51,9 @@ def test_special_numbers_and_strided_arrays_survive() -> None:
     np.testing.assert_array_equal(back["turned"], turned)
 
 
-def test_a_type_that_does_not_travel_is_refused_by_the_sender() -> None:
+def test_an_unknown_type_is_refused_by_the_sender() -> None:
     for array in (np.zeros(2, np.complex64), np.zeros(2, ">f8"), np.array(["text"])):
-        with pytest.raises(WireError, match=r"array 'w' is of type .*, expected one of float32"):
+        with pytest.raises(WireError, match=r"array 'w' has the type .*, expected one of float32"):
             encode(Packet("k", {}, {"w": array}))
 
 
@@ -69,14 +69,14 @@ def test_a_packet_cut_off_at_any_byte_is_refused() -> None:
 def test_a_packet_with_any_one_byte_changed_never_crashes() -> None:
     whole = encode(SMALL)
     for place in range(len(whole)):
-        with contextlib.suppress(WireError):  # a sentence; anything else would be a crash
+        with contextlib.suppress(WireError):  # every other exception would be a crash
             decode(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
 
 
-def test_a_packet_may_be_just_as_large_as_the_limit() -> None:
+def test_a_packet_may_be_as_large_as_the_limit() -> None:
     whole = encode(SMALL)
     assert decode(whole, len(whole)).kind == "train"
-    with pytest.raises(WireError, match=rf"has {len(whole)} bytes where at most {len(whole) - 1} are taken"):
+    with pytest.raises(WireError, match=rf"has {len(whole)} bytes, expected at most {len(whole) - 1}"):
         decode(memoryview(whole), len(whole) - 1)
 
 
@@ -113,6 +113,6 @@ def test_a_packet_may_be_just_as_large_as_the_limit() -> None:
         (listing(["w", "float64", [1] * 100], body=bytes(8)), "impossible shape"),
     ],
 )
-def test_what_is_malformed_is_one_sentence(content: bytes, sentence: str) -> None:
+def test_malformed_content_is_an_error(content: bytes, sentence: str) -> None:
     with pytest.raises(WireError, match=sentence):
         decode(content)

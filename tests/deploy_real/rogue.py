@@ -1,4 +1,4 @@
-"""A site with a proper key whose answers are wrong: in turn another model's shapes, not-a-number, and far too large.
+"""A site with a valid key whose answers are wrong: first a wrong shape, then not-a-number, then too many bytes.
 
 python rogue.py SERVER NAME
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.deploy.join import Way, join
 from equipoise.deploy.site import Site, reading
-from equipoise.deploy.wire import LIMIT, Packet
+from equipoise.deploy.transport.wire import LIMIT, Packet
 
 
 class Rogue(Site):

@@ -1,4 +1,4 @@
-"""The commands of a user, each a process of its own on this machine, and what must be gone when they are done."""
+"""Runs the commands of a user as processes on this machine, and checks that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from equipoise.deploy.processes import free_port
+from equipoise.deploy.transport.processes import free_port
 
 SITES = ("site_a", "site_b", "site_c")
-MARK = "EQUIPOISE_STAGE"  # in the environment of every process that a test has started, however indirectly
+MARK = "EQUIPOISE_STAGE"  # an environment variable of all processes that a test starts, directly or indirectly
 
 CONFIG = """
 method = "fedavg"
@@ -45,7 +45,7 @@ deadline = 60
 
 
 class Running:
-    """A command that was started. What it writes is kept."""
+    """A command that was started. Its output goes to a file."""
 
     def __init__(self, words: Sequence[str], folder: Path, env: dict[str, str]) -> None:
         self.words = list(words)
@@ -54,7 +54,7 @@ class Running:
             self.process = subprocess.Popen(words, cwd=folder, env=env, stdout=file, stderr=file)
 
     def text(self) -> str:
-        """All that it has written, as one line: the terminal may break it anywhere."""
+        """The output of the command as one line, because rich may break lines anywhere."""
         return re.sub(r"\s+", " ", self.output.read_text(errors="replace"))
 
     def ends(self, limit: float = 240.0) -> int:
@@ -76,7 +76,7 @@ def until(condition: Callable[[], Any], limit: float = 240.0) -> None:
 
 
 class Stage:
-    """One test's machine: an empty home folder, its own folder for temporary files, certificates and data."""
+    """The surroundings of one test: an empty home folder, a folder for temporary files, certificates and data."""
 
     def __init__(self, folder: Path, temporary: Path) -> None:
         self.folder, self.home, self.temporary = folder, folder / "home", temporary
@@ -93,7 +93,7 @@ class Stage:
         self.started: list[Running] = []
         (folder / "run.toml").write_text(CONFIG)
 
-    # -- what a user types -------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------------
     def start(self, *words: object) -> Running:
         return self.run([sys.executable, "-m", "equipoise.cli", *map(str, words)])
 
@@ -111,9 +111,9 @@ class Stage:
         server = f"localhost:{self.port}"
         return self.start("join", "--server", server, "--name", name, "--data", f"{name}.csv", *words)
 
-    # -- what a user has ---------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------------------------
     def tables(self, sites: Sequence[str] = SITES, samples: int = 600) -> None:
-        """Handwritten digits as tables, one for each site, each with its own share of the classes."""
+        """Write handwritten digits as one table for each site; the sites have different shares of the classes."""
         digits = load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))[:samples]
         owner = (digits.target[order] + np.arange(samples) % 2) % len(sites)
@@ -131,13 +131,13 @@ class Stage:
             text = text.replace(old, new)
         file.write_text(text)
 
-    # -- what can be seen --------------------------------------------------------------------------------------------
+    # -- results and processes ---------------------------------------------------------------------------------------
     def records(self, run: str = "run") -> list[dict[str, Any]]:
         file = self.folder / run / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def processes(self, *words: str) -> list[int]:
-        """Those of this test whose command line has all the words."""
+        """The processes of this test whose command line contains all the words, without the guards."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -150,7 +150,7 @@ class Stage:
         return found
 
     def everything(self) -> list[str]:
-        """All processes of this test, guards included."""
+        """All processes of this test, with the guards: their numbers and command lines."""
         return [
             folder.name + " " + (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             for folder in Path("/proc").glob("[0-9]*")
@@ -174,15 +174,17 @@ def _marked(folder: Path, mark: str) -> bool:
 
 @contextmanager
 def clean_stage(folder: Path) -> Iterator[Stage]:
-    """A stage on which nothing may be left: no process, no file in the home folder, no temporary file."""
-    with tempfile.TemporaryDirectory(prefix="eq-") as temporary:  # a short path, as sockets need
+    """A stage that checks at the end that no process, no file in the home folder and no temporary file is left."""
+    with tempfile.TemporaryDirectory(prefix="eq-") as temporary:  # the path of a socket must be short
         stage = Stage(folder, Path(temporary))
         try:
             yield stage
             until(lambda: not stage.everything(), 15)
             for place in (stage.home, stage.temporary):
                 found = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
-                found = [name for name in found if not name.startswith("torchinductor_")]  # torch's own, and empty
+                found = [
+                    name for name in found if not name.startswith("torchinductor_")
+                ]  # torch makes this folder, which stays empty
                 assert found == [], f"left in {place}: {found}"
         finally:
             left = stage.everything()

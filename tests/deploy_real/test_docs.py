@@ -1,4 +1,4 @@
-"""The commands of docs/deploy.md, all on this machine: every line is run, in the order in which it stands there."""
+"""All commands of docs/deploy.md, run on this machine in the order of the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.test_docs import ROOT, WITH_SITES, blocks
 
 from .stage import SITES, Stage
 
-VERBS = ("certs", "serve", "join", "join", "join", "predict", "local", "resume", "describe")
+VERBS = ("certs", "serve", "join", "join", "join", "predict", "local", "local", "resume", "describe")
 
 
 def test_every_command_of_the_page_works(stage: Stage) -> None:
@@ -20,6 +20,7 @@ def test_every_command_of_the_page_works(stage: Stage) -> None:
     assert "rounds = 20" in config
     (stage.folder / "run.toml").write_text(config.replace("rounds = 20", "rounds = 1"))
     (stage.folder / "examples").symlink_to(ROOT / "examples")
+    write_smooth(stage.folder)
     lines = [line for kind, text in pages if kind == "sh" for line in text.splitlines() if line]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("equipoise ")]
     assert tuple(words[0] for words in commands) == VERBS
@@ -44,7 +45,15 @@ def test_every_command_of_the_page_works(stage: Stage) -> None:
 
 
 def share_bank(folder: Path) -> None:
-    """The made-up payments of examples/bank.csv, dealt to the sites."""
+    """Divide the made-up payments of examples/bank.csv among the sites."""
     header, *rows = (ROOT / "examples" / "bank.csv").read_text().splitlines()
     for number, name in enumerate(SITES):
         (folder / f"{name}.csv").write_text("\n".join([header, *rows[number::3]]) + "\n")
+
+
+def write_smooth(folder: Path) -> None:
+    """Write the method of docs/adding-a-method.md as mylab/smooth.py."""
+    page = ROOT / "docs" / "adding-a-method.md"
+    method = next(text for kind, text in blocks(page) if kind == "python" and "class Smooth(" in text)
+    (folder / "mylab").mkdir()
+    (folder / "mylab" / "smooth.py").write_text(method)

@@ -1,4 +1,4 @@
-"""Three real sites over TLS give the model that the stacked engine gives."""
+"""Three real sites over TLS give the same model as the stacked engine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from equipoise.config import Config
 from equipoise.deploy.agreement import Agreement
 from equipoise.deploy.site import Site, reading
-from tests.contract.test_contract import close
+from equipoise.runs.config import Config
+from equipoise.testing.contract import compare as close
 from tests.deploy.simulation import simulated
 
 from .stage import SITES, Stage
@@ -21,7 +21,7 @@ from .stage import SITES, Stage
     [
         "fedavg",
         "scaffold + fedshift + climb(every=1)",
-        "astraea(gamma=2, mediator_epochs=1, augment='repeat')",  # of three sites: two lanes
+        "astraea(gamma=2, mediator_epochs=1, augment='repeat')",  # two lanes of the three sites
     ],
 )
 def test_real_sites_equal_the_stacked_engine(stage: Stage, method: str) -> None:

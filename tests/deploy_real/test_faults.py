@@ -1,4 +1,4 @@
-"""Processes that are killed: a site in the middle of a round, and the SuperLink in the middle of a run."""
+"""Processes that are killed: a site during a round, and the SuperLink and the server during a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 from .stage import SITES, Stage, until
 
 
-def test_a_site_killed_in_a_round_is_done_without_and_used_again_when_it_is_back(stage: Stage) -> None:
+def test_a_site_killed_in_a_round_is_left_out_until_it_joins_again(stage: Stage) -> None:
     stage.certs()
     stage.tables()
     stage.set(("rounds = 3", "rounds = 8"), ("deadline = 60", "deadline = 25"))
@@ -20,7 +20,7 @@ def test_a_site_killed_in_a_round_is_done_without_and_used_again_when_it_is_back
     trained = log.read_text().count("Receiving: train")
     until(lambda: log.read_text().count("Receiving: train") > trained)
     joined["site_b"].process.kill()
-    until(lambda: stage.processes("site_b") == [], 15)  # its SuperNode and all below it are gone too
+    until(lambda: stage.processes("site_b") == [], 15)  # its SuperNode and all other child processes have ended too
     until(lambda: re.search(r"round \d+: site_b[ ()\d]* is left out", serve.text()))
     without = len(stage.records())
     until(lambda: any(record["clients"] == 2 for record in stage.records()))
@@ -34,7 +34,7 @@ def test_a_site_killed_in_a_round_is_done_without_and_used_again_when_it_is_back
     assert stage.records()[clients.index(2)]["dropped"] >= 1
 
 
-def test_after_the_superlink_was_killed_the_resumed_run_ends_as_the_uncut_one(stage: Stage) -> None:
+def test_after_the_superlink_was_killed_the_resumed_run_gives_the_same_model(stage: Stage) -> None:
     stage.certs()
     stage.tables()
     stage.set(("fedavg", "scaffold + fedshift"))
@@ -65,7 +65,7 @@ def test_a_server_killed_with_9_leaves_nothing_and_can_be_resumed(stage: Stage) 
     joined = [stage.join(name) for name in SITES]
     until(lambda: len(stage.records()) >= 1)
     serve.process.kill()
-    until(lambda: not stage.processes("flower-superlink") and not stage.processes("deploy.gate"), 15)
+    until(lambda: not stage.processes("flower-superlink") and not stage.processes("transport.gate"), 15)
     resumed = stage.start("resume", "run", "--json")
     assert resumed.ends() == 0, resumed.text()
     assert [running.ends() for running in joined] == [0, 0, 0]
@@ -73,7 +73,7 @@ def test_a_server_killed_with_9_leaves_nothing_and_can_be_resumed(stage: Stage) 
 
 
 def test_a_try_out_that_is_killed_leaves_nothing(stage: Stage) -> None:
-    """What is left is looked for when the stage is cleared; here, that there was something."""
+    """Kill a try-out while its sites run; `clean_stage` then checks that nothing is left."""
     stage.set(('source = "sites"', 'source = "digits"'), ('options = { label = "digit" }\n', ""))
     running = stage.start("local", "run.toml", "--sites", 3, "--out", "run")
     running.says("sites join at")

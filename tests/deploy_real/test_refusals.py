@@ -1,4 +1,4 @@
-"""Who is refused at the door, and who is let in and then left out. Either way the run goes on with the others."""
+"""Sites that the gate refuses, and sites that join and are then left out. The run goes on with the other sites."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_strangers_are_refused_and_named_and_the_run_goes_on(stage: Stage) -> No
     stage.certs(["stranger"], out="other")
     stage.tables()
     shutil.copy(stage.folder / "site_a.csv", stage.folder / "stranger.csv")
-    # The stranger has the right authority, but a key that nobody knows.
+    # The stranger has the certificate of the right authority, but a key that the server does not know.
     shutil.copy(stage.folder / "certs/site_a/ca.crt", stage.folder / "other/stranger/ca.crt")
     serve = stage.serve()
     joined = [stage.join(name) for name in SITES]
@@ -26,11 +26,11 @@ def test_strangers_are_refused_and_named_and_the_run_goes_on(stage: Stage) -> No
     assert unknown.ends() == thief.ends() == plain.ends() == 2
     assert "the server does not know the key of this site" in unknown.text()
     assert "the server does not know the key of this site" in thief.text()
-    assert "it wants TLS; expected --certs" in plain.text()
+    assert "the server uses TLS; expected --certs" in plain.text()
     words = ["ssh-keygen", "-l", "-f", str(stage.folder / "other/stranger/key.pub")]
     fingerprint = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
     serve.says(f"with key {fingerprint}")
-    serve.says("refused a connection: it does not speak TLS")
+    serve.says("refused a connection: it does not use TLS")
     assert serve.ends() == 0, serve.text()
     assert [running.ends() for running in joined] == [0, 0, 0]
     assert [record["clients"] for record in stage.records()] == [3, 3, 3]
@@ -39,7 +39,7 @@ def test_strangers_are_refused_and_named_and_the_run_goes_on(stage: Stage) -> No
     assert models == {(stage.folder / "run/model.safetensors").read_bytes()}
 
 
-def test_a_site_that_sends_rubbish_is_left_out_and_named(stage: Stage) -> None:
+def test_a_site_that_sends_wrong_replies_is_left_out_and_named(stage: Stage) -> None:
     stage.certs()
     stage.tables()
     stage.set(("[deploy]", "[deploy]\nmessage_mib = 1"))

@@ -1,4 +1,4 @@
-"""The same engine in Flower's own simulation, as docs/deploy.md describes it; only where Ray is installed."""
+"""The same engine in Flower's own simulation, as docs/deploy.md describes it; it needs Ray."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.config import load_config
-from equipoise.deploy.local import share
-from equipoise.deploy.processes import environment, free_port
+from equipoise.deploy.transport.processes import environment, free_port
+from equipoise.deploy.tryout import share
+from equipoise.runs.config import load_config
 from tests.deploy.test_simulation import CONFIG
 from tests.test_docs import WITH_SITES
 

@@ -1,3 +1,5 @@
+"""Paper and rerun compared: means, ranges, differences and ranks."""
+
 from __future__ import annotations
 
 import json
@@ -7,9 +9,9 @@ from typing import Any
 import pytest
 
 from equipoise.papers import Cell, choose, find
-from equipoise.papers.agreement import agreement
 from equipoise.papers.comparison import Block, block, blocks, progress
 from equipoise.papers.results import CellResults
+from equipoise.papers.standing import standings
 from equipoise.report.markup import MISSING
 
 KEPT = Path(__file__).parent / "results"  # thirty rounds of FedAvg and CLIMB on MNIST
@@ -49,20 +51,20 @@ def test_mean_range_difference_and_ranks_of_a_cell() -> None:
     assert rows["climb_fedshift"].name == "climb_fedshift +"
 
 
-def test_rounds_are_told_where_they_are_fewer() -> None:
+def test_the_number_of_rounds_is_shown_if_it_is_smaller_than_in_the_paper() -> None:
     one = made(run("fedavg", 0, 0.0, 0.5, 30), run("climb", 0, 0.1, 0.5, 400), run("climb", 1, 0.8, 0.9, 1000))
     fedavg, climb, ratio, _ = one.rows
     assert [one.length(row) for row in (fedavg, climb, ratio)] == ["30 of 1,000", "1,000", "not run"]
-    assert len(climb.runs) == 1  # the one as long as the paper's
+    assert len(climb.runs) == 1  # the one with all rounds of the paper
     assert not one.complete
     some = made(run("climb", 0, 0.1, 0.5, 400), run("climb", 1, 0.1, 0.5, 300) | {"failed": "not a number"})
     assert some.length(some.rows[1]) == "300 to 400 of 1,000 (failed)"
 
 
-def test_cells_are_shown_in_order_with_those_not_run() -> None:
+def test_cells_are_shown_in_order_including_those_not_run() -> None:
     found = blocks(TABLE, KEPT)
     assert [one.cell for one in found] == TABLE.cells()
-    (one,) = [one for one in found if one.run]
+    (one,) = [one for one in found if one.has_runs]
     assert str(one.cell) == "dataset=mnist,rho=10,minority=3,alpha=0"
     assert [len(row.runs) for row in one.rows] == [1, 1, 0, 0]
     assert progress(TABLE, KEPT) == (24, 0, 1)
@@ -74,7 +76,7 @@ def test_a_complete_cell_has_every_method_of_the_paper() -> None:
     assert not made(*runs[1:]).complete
 
 
-def test_where_lower_is_better() -> None:
+def test_ranks_if_lower_is_better() -> None:
     fig8 = find("astraea-fig8")
     (here,) = choose(fig8, ["dataset=emnist_part,online=50,gamma=10"])
 
@@ -85,7 +87,7 @@ def test_where_lower_is_better() -> None:
     one = block(fig8, CellResults(fig8.name, here, (), {}, (entry("fedavg", 0.5), entry("both", 0.2))))
     ranks = {row.method: row.values["kld"].rank for row in one.rows}
     assert ranks == {"fedavg": 2, "augmentation": None, "mediators": None, "both": 1}
-    assert [(entry.method, entry.best) for entry in agreement([one], "kld")] == [("fedavg", 0), ("both", 1)]
+    assert [(entry.method, entry.best) for entry in standings([one], "kld")] == [("fedavg", 0), ("both", 1)]
 
 
 def test_runs_made_with_other_settings_are_shown_apart(tmp_path: Path) -> None:
@@ -94,5 +96,5 @@ def test_runs_made_with_other_settings_are_shown_apart(tmp_path: Path) -> None:
     (tmp_path / TABLE.name).mkdir()
     (tmp_path / TABLE.name / "old.json").write_text(json.dumps(kept))
     now, before = blocks(TABLE, tmp_path, [cell()])
-    assert (now.run, before.run) == (False, True)
+    assert (now.has_runs, before.has_runs) == (False, True)
     assert before.title == "dataset=mnist,rho=10,minority=3,alpha=0 with local.lr = 0.3, now 0.05"

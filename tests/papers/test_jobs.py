@@ -1,10 +1,12 @@
+"""Which runs an experiment needs, in which folders, and which runs of two tables are the same."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from equipoise.errors import ConfigError
+from equipoise.core.errors import ConfigError
 from equipoise.papers import find
 from equipoise.papers.experiment import slug
 from equipoise.papers.jobs import Job, identity, plan, variant
@@ -27,7 +29,7 @@ def test_a_method_may_be_given_by_its_expression() -> None:
     assert [job.expression for job in jobs] == ["climb(preset='mnist')", "focal(gamma=1)"]
 
 
-def test_what_cannot_be_run_is_refused_before_anything_is() -> None:
+def test_an_invalid_job_is_refused_before_anything_runs() -> None:
     first, _ = toy.experiments()
     with pytest.raises(ConfigError, match="did you mean 'fedprox'"):
         plan(first, first.cells(), ["fedpox"], seeds=1)
@@ -40,7 +42,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is() -> None:
         plan(figures, figures.cells(), ["fedavg"], seeds=1)
 
 
-def test_folders_tell_runs_apart() -> None:
+def test_every_run_has_its_own_folder() -> None:
     first, _ = toy.experiments()
     cell, out = first.cells()[0], Path("out")
     base = out / "toy-first" / "split=even_rho=2"
@@ -51,18 +53,18 @@ def test_folders_tell_runs_apart() -> None:
     assert other == out / "toy-first" / "split=even_rho=2@local.lr=0.2" / "prox" / "seed-1"
 
 
-def test_long_names_are_cut_and_told_apart() -> None:
+def test_long_names_are_cut_and_stay_different() -> None:
     long, other = (slug("data.imbalance={counts=[" + "1," * 60 + end) for end in ("3]}", "4]}"))
     assert len(long) == len(other) == 80
     assert long != other
 
 
-def test_only_what_changes_the_setting_makes_a_variant() -> None:
+def test_execution_settings_make_no_variant() -> None:
     assert variant(["train.precision=tf32", "train.rounds=3", "data.dir=/x"]) == ()
     assert variant(["local.lr = 1", "data.partition.alpha=2"]) == ("data.partition.alpha=2", "local.lr=1")
 
 
-def test_a_set_goes_before_what_a_method_changes() -> None:
+def test_a_set_overrides_what_a_method_changes() -> None:
     first, _ = toy.experiments()
     assert Job(first, first.cells()[0], "pair", 0).changes == {"train.cohort": 3}
     job = Job(first, first.cells()[0], "pair", 0, ("train.cohort=4",))
@@ -78,7 +80,7 @@ def test_runs_of_two_tables_are_the_same_run() -> None:
 
 
 def test_tables_of_the_papers_share_their_common_cell() -> None:
-    """FedShift's Tables 1 to 5 all have its default setting; Astraea's figures its own."""
+    """FedShift's tables share its default setting, and Astraea's figures share theirs."""
 
     def of(name: str, cells: dict[str, str], method: str) -> str:
         experiment = find(name)

@@ -1,3 +1,5 @@
+"""Measures read from the record of a run."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""Results as Markdown, drawings and HTML."""
+"""The results as Markdown, drawings and HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.papers import experiments, find, markdown, page, results
+from equipoise.papers import experiments, find, markdown, results, web_page
 from equipoise.papers.comparison import blocks
 from equipoise.papers.figures import drawings, lines, sheet
 from tests.papers.test_comparison import run
@@ -31,7 +31,7 @@ def test_the_committed_page_is_made_from_the_committed_results() -> None:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The fixture, a whole cell, a variant of it, and a note."""
+    """Results of three kinds: the stored ones of this folder, a whole cell with a variant of it, and a note."""
     root = tmp_path / "results"
     shutil.copytree(KEPT, root)
     cell = TABLE.cells()[1]
@@ -46,7 +46,7 @@ def kept(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_markdown_page_says_what_was_run_and_what_not(kept: Path) -> None:
+def test_the_markdown_page_tells_which_cells_were_run(kept: Path) -> None:
     text = markdown.pages(experiments().values(), kept, "results")["results.md"]
     rows = {line.split(" | ")[1]: line for line in text.splitlines() if line.startswith("| ")}
     assert "| [climb-table2](#climb-table2) | Table 2: 100 clients, all of them in every round | 24 | 1 | 1 |" in text
@@ -103,7 +103,7 @@ def test_a_curve_is_the_mean_over_seeds(kept: Path) -> None:
     (minority, few), (overall, many) = drawings(TABLE, one)
     assert (minority, overall) == ("minority accuracy, %", "overall accuracy, %")
     assert many == lines({"fedavg": [(1, 20.0), (2, 60.0)]}, "round")
-    assert few.count("polyline") == 2  # opened and closed: one line
+    assert few.count("polyline") == 2  # the opening and the closing tag of one line
 
 
 def test_a_line_along_zero_can_be_drawn() -> None:
@@ -111,13 +111,13 @@ def test_a_line_along_zero_can_be_drawn() -> None:
 
 
 def test_the_html_page_has_tables_and_drawings(kept: Path, tmp_path: Path) -> None:
-    path = page.write(experiments().values(), kept, tmp_path / "page.html")
+    path = web_page.write(experiments().values(), kept, tmp_path / "page.html")
     text = path.read_text()
     assert text.count("<h2>") == 1
     assert text.count("<table>") == 3
     assert text.count("<svg") == 2
     assert "30 of 1,000" in text
     assert "Not run: dataset=mnist,rho=10,minority=1,alpha=0;" in text
-    none = page.write([find("climb-appendix-fashion")], kept, tmp_path / "none.html").read_text()
+    none = web_page.write([find("climb-appendix-fashion")], kept, tmp_path / "none.html").read_text()
     assert "numbers not published" in none
     assert "Not run" in none

@@ -1,3 +1,5 @@
+"""The published numbers, and how one is found."""
+
 from __future__ import annotations
 
 import csv

@@ -1,4 +1,4 @@
-"""Experiments carried out: what is missing, resumed, shared, stopped and kept."""
+"""Experiments rerun: which runs are missing, resumed, shared, stopped and stored."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from equipoise import runs
-from equipoise.errors import ConfigError, DataError, TrainingError
-from equipoise.papers import Experiment, carry, find, results
-from equipoise.papers import reproduce as verb
+from equipoise.core.errors import ConfigError, DataError, TrainingError
+from equipoise.papers import Experiment, find, results, runner
+from equipoise.papers import reproduce as reproduce_module
 from equipoise.papers.experiment import merge
 from equipoise.papers.jobs import Job, plan
 from equipoise.papers.reproduce import reproduce, seconds
-from equipoise.runs import Watch
+from equipoise.runs import run as runs
+from equipoise.runs.run import Watch
 from tests.papers import toy
 
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> tuple[Experiment, Experiment]:
     made = toy.experiments()
-    monkeypatch.setattr(verb, "experiments", lambda: {experiment.name: experiment for experiment in made})
+    monkeypatch.setattr(reproduce_module, "experiments", lambda: {experiment.name: experiment for experiment in made})
     return made
 
 
@@ -51,7 +51,7 @@ def test_a_cell_is_run_and_kept(tables: tuple[Experiment, Experiment], tmp_path:
     assert done(jobs, tmp_path) == []
 
 
-def test_what_another_table_has_is_not_run_again(tables: tuple[Experiment, Experiment], tmp_path: Path) -> None:
+def test_a_run_of_another_table_is_not_repeated(tables: tuple[Experiment, Experiment], tmp_path: Path) -> None:
     first, second = tables
     done(plan(first, first.cells()[1:2], ["fedavg", "prox"], seeds=1), tmp_path)
 
@@ -66,14 +66,14 @@ def test_what_another_table_has_is_not_run_again(tables: tuple[Experiment, Exper
     assert done(longer, tmp_path) == [("fedavg", 5)]
 
 
-def test_a_budget_stops_the_run_under_way_and_it_goes_on_later(
+def test_a_budget_stops_the_current_run_which_is_resumed_later(
     tables: tuple[Experiment, Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = tables
     jobs = plan(first, first.cells()[:1], ["fedavg", "prox"], seeds=1)
     begun: list[int] = []
     clock = [0.0]  # the first round takes an hour
-    monkeypatch.setattr(carry, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     late = Watch(begin=lambda config, fed, at: begun.append(at), step=lambda step: clock.append(clock.pop() + 3600))
     assert done(jobs, tmp_path, late, deadline=600.0) == [("fedavg", 2)]
     partial = results.read(tmp_path / "results", first, jobs[0].cell).run("fedavg", 0)
@@ -89,7 +89,7 @@ def test_a_budget_stops_the_run_under_way_and_it_goes_on_later(
     assert done(more, tmp_path, late, deadline=600.0) == []
 
 
-def test_a_stopped_run_ends_as_one_that_was_not(tables: tuple[Experiment, Experiment], tmp_path: Path) -> None:
+def test_a_stopped_run_ends_like_an_uninterrupted_one(tables: tuple[Experiment, Experiment], tmp_path: Path) -> None:
     first, _ = tables
     (job,) = plan(first, first.cells()[:1], ["fedavg"], seeds=1)
     folder = tmp_path / "stopped"
@@ -100,18 +100,18 @@ def test_a_stopped_run_ends_as_one_that_was_not(tables: tuple[Experiment, Experi
     assert stopped["last"]["loss"] == whole["last"]["loss"]
 
 
-def test_a_run_that_fails_does_not_keep_the_others(
+def test_a_failed_run_does_not_stop_the_others(
     tables: tuple[Experiment, Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = tables
-    carry_on = carry.carry_on
+    run_or_resume = runner.run_or_resume
 
     def fail(config: object, folder: Path, watch: Watch, seat: object) -> object:
         if "prox" in str(folder):
             raise TrainingError("not a number")
-        return carry_on(config, folder, watch, seat)  # type: ignore[arg-type]
+        return run_or_resume(config, folder, watch, seat)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(carry, "carry_on", fail)
+    monkeypatch.setattr(runner, "run_or_resume", fail)
     jobs = plan(first, first.cells()[:1], ["prox", "fedavg"], seeds=1)
     assert done(jobs, tmp_path) == [("prox", 0), ("fedavg", 4)]
     run = results.read(tmp_path / "results", first, jobs[0].cell).run("prox", 0)
@@ -120,7 +120,7 @@ def test_a_run_that_fails_does_not_keep_the_others(
     assert list(results.missing(jobs, tmp_path / "results")) == [jobs[0]]
 
 
-def test_another_setting_is_kept_apart(tables: tuple[Experiment, Experiment], tmp_path: Path) -> None:
+def test_another_setting_is_stored_apart(tables: tuple[Experiment, Experiment], tmp_path: Path) -> None:
     first, _ = tables
     cell = first.cells()[0]
     jobs = plan(first, [cell], ["fedavg"], seeds=1, sets=["local.lr=0.2", "train.rounds=2"])
@@ -134,7 +134,7 @@ def test_estimates_need_no_run_folder(tmp_path: Path) -> None:
     cell = next(cell for cell in figures.cells() if str(cell) == "figure=4")
     jobs = plan(figures, [cell], ["layers=1", "layers=3"], seeds=1, sets=["train.rounds=300"])
     assert done(jobs, tmp_path) == [("layers=1", 300), ("layers=3", 300)]
-    shallow, deep = (results.read(tmp_path / "results", figures, cell).of(job.method)[0] for job in jobs)
+    shallow, deep = (results.read(tmp_path / "results", figures, cell).runs_of(job.method)[0] for job in jobs)
     assert shallow["last"]["share_error"] > 0.3 > 0.05 > deep["last"]["share_error"]
     assert shallow["curve"]["loss"][0] > shallow["curve"]["loss"][-1]
     assert not (tmp_path / "runs").exists()
@@ -152,7 +152,7 @@ def test_balance_is_measured_without_training(tmp_path: Path) -> None:
     jobs = plan(small, small.cells(), ["fedavg", "mediators"], seeds=1)
     done(jobs, tmp_path)
     kept = results.read(tmp_path / "results", small, small.cells()[0])
-    alone, grouped = (kept.of(method)[0]["last"] for method in ("fedavg", "mediators"))
+    alone, grouped = (kept.runs_of(method)[0]["last"] for method in ("fedavg", "mediators"))
     assert alone["kld"] == alone["kld_clients"] > grouped["kld"] > 0
     assert grouped["storage"] == 0
 

@@ -1,3 +1,5 @@
+"""Stored results: they are read as they were written, and kept apart if settings differ."""
+
 from __future__ import annotations
 
 import json
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.errors import CheckpointError, ConfigError
+from equipoise.core.errors import CheckpointError, ConfigError
 from equipoise.papers import results
 from equipoise.papers.jobs import Job
 from tests.papers import toy
@@ -30,8 +32,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert [(kept["method"], kept["seed"]) for kept in found.runs] == [("fedavg", 0), ("prox", 0), ("prox", 1)]
     assert found.settings == empty.settings
     assert found.run("prox", 0) is not None
-    assert found.of("prox")[0]["loss"] is None
-    assert found.of("prox")[1]["last"]["accuracy"] == 0.66667
+    assert found.runs_of("prox")[0]["loss"] is None
+    assert found.runs_of("prox")[1]["last"]["accuracy"] == 0.66667
     assert [one.cell for one in results.all_of(tmp_path, first)] == [cell]
 
 
@@ -43,7 +45,7 @@ def test_a_run_takes_one_line(tmp_path: Path) -> None:
     assert not any("data_dir" in line or '"dir"' in line for line in lines)
 
 
-def test_the_run_that_went_further_stays() -> None:
+def test_the_run_with_more_rounds_stays() -> None:
     first, _ = toy.experiments()
     kept = results.CellResults("toy-first", first.cells()[0], (), {}).with_run(run(rounds=3))
     assert kept.with_run(run(rounds=2)).run("fedavg", 0)["rounds"] == 3  # type: ignore[index]
@@ -52,7 +54,7 @@ def test_the_run_that_went_further_stays() -> None:
     assert [entry["rounds"] for entry in redefined.runs] == [2]
 
 
-def test_missing_is_what_is_not_there_not_finished_or_not_the_same(tmp_path: Path) -> None:
+def test_a_job_is_missing_if_its_run_is_absent_unfinished_or_of_another_expression(tmp_path: Path) -> None:
     first, _ = toy.experiments()
     cell = first.cells()[0]
     jobs = [Job(first, cell, method, seed) for method in ("fedavg", "prox") for seed in (0, 1)]
@@ -78,7 +80,7 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "x"}', '{"format": "equipoise results", "version": 2}'])
-def test_a_file_that_is_none_is_one_sentence(text: str, tmp_path: Path) -> None:
+def test_a_file_without_results_is_refused_with_one_sentence(text: str, tmp_path: Path) -> None:
     first, _ = toy.experiments()
     path = tmp_path / "toy-first" / "split=even_rho=2.json"
     path.parent.mkdir()
@@ -87,7 +89,7 @@ def test_a_file_that_is_none_is_one_sentence(text: str, tmp_path: Path) -> None:
         results.read(tmp_path, first, first.cells()[0])
 
 
-def test_known_runs_are_found_by_what_they_are(tmp_path: Path) -> None:
+def test_known_runs_are_found_by_their_settings(tmp_path: Path) -> None:
     first, second = toy.experiments()
     kept = results.read(tmp_path, first, first.cells()[1])
     kept.with_run(run("prox")).with_run(run("pair", changes={"train.cohort": 3}, expression="fedavg")).write(tmp_path)
@@ -99,14 +101,14 @@ def test_known_runs_are_found_by_what_they_are(tmp_path: Path) -> None:
     assert results.key_of(Job(second, second.cells()[0], "fedavg", 0).settings, 0) not in known
 
 
-def test_those_who_keep_runs_at_the_same_time_lose_none(tmp_path: Path) -> None:
+def test_no_run_is_lost_if_several_threads_store_runs_at_the_same_time(tmp_path: Path) -> None:
     first, _ = toy.experiments()
     cell = first.cells()[0]
 
     def keep(seed: int) -> None:
-        with results.alone(tmp_path, first):
+        with results.locked(tmp_path, first):
             found = results.read(tmp_path, first, cell)
-            time.sleep(0.01)  # long enough for another one to come between
+            time.sleep(0.01)  # long enough for another thread to interfere
             found.with_run(run(seed=seed)).write(tmp_path)
 
     with ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""A small paper that never was: two tables on the digits, which train in seconds and overlap in a cell."""
+"""A made-up paper: two tables on the digits that train in seconds and share a cell."""
 
 from __future__ import annotations
 

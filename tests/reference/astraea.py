@@ -1,4 +1,4 @@
-"""Astraea the paper's way: augmented samples are stored beside the others, mediators train client after client."""
+"""Astraea as in the paper: augmented samples are stored, and the clients of a mediator train one after another."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from equipoise import random
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core import random
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.loop import State, average_buffers, client_rows, load, named, train_client
 
 
@@ -24,7 +24,7 @@ class Warp:
 
 
 def draw(key: Tensor, index: int, bits: int) -> int:
-    """The top `bits` bits of a draw, as a number from 0 on."""
+    """The top `bits` bits of a random draw, as an unsigned integer."""
     return (int(random.fold(key, index)) % (1 << 64)) >> (64 - bits)
 
 
@@ -47,7 +47,7 @@ def ratios(fed: Federation, tau_d: float, sign: str) -> list[float]:
 
 
 def rendered(image: Tensor, name: int, how: Warp) -> Tensor:
-    """A warped copy, pixel by pixel."""
+    """A warped copy of an image, computed pixel by pixel."""
     channels, height, width = image.shape
     key = random.fold(torch.tensor(name), random.AUGMENT)
     right, down, turn, slant, wide, high = (2 * draw(key, i, 24) / 2**24 - 1 for i in range(6))
@@ -71,7 +71,7 @@ def rendered(image: Tensor, name: int, how: Warp) -> Tensor:
 
 
 def rebalanced(fed: Federation, tau_d: float, sign: str = "plus", warp: Warp | None = None) -> Federation:
-    """Algorithm 2, lines 14 to 21: a federation whose clients hold what is left of their samples, and the copies."""
+    """Algorithm 2, lines 14 to 21: a federation whose clients hold the samples that they keep, and the copies."""
     ratio = ratios(fed, tau_d, sign)
     x, y = list(fed.x.double()), fed.y.tolist()
     clients = []

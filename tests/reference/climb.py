@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.fedavg import Server, plain_server
 from tests.reference.fednova import normaliser
 from tests.reference.loop import (
@@ -27,7 +27,7 @@ from tests.reference.loop import (
 
 @dataclass
 class Duals:
-    """The multipliers of all clients, kept in one place as no server could."""
+    """The multipliers of all clients in one place; a real server does not have them."""
 
     fed: Federation
     local: Local
@@ -127,7 +127,7 @@ def climb(
             tau += share * a
             for k in x:
                 total[k] += share * duals.weight(i) * (y[k] - x[k]) / a
-                if scaffold:  # from the client's own delta, not from the re-weighted one
+                if scaffold:  # from the client's own delta, not from the scaled one
                     c_plus = controls[i][k] - c[k] + (x[k] - y[k]) / (steps * lr)
                     new_c[k] += (c_plus - controls[i][k]) / fed.clients
                     controls[i][k] = c_plus

@@ -1,4 +1,4 @@
-"""AFL and q-FFL, as their papers print them, with local training for the descent."""
+"""AFL and q-FFL as in their papers, with local training in place of a gradient step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.loop import State, average_buffers, client_rows, load, named, train_client, weights
 
 
@@ -20,7 +20,7 @@ def client_loss(module: nn.Module, fed: Federation, client: int) -> float:
 
 
 def onto_simplex(values: list[float]) -> list[float]:
-    """Lower all values by the same amount, to 0 at least, such that they add up to 1; found by halving."""
+    """Lower all values by the same amount, but not below 0, so that they sum to 1; found by bisection."""
     low, high = min(values) - 1, max(values)
     for _ in range(200):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""FedAvg, FedSGD, FedProx and the server optimisers, as their papers print them."""
+"""FedAvg, FedSGD, FedProx and the server optimisers, as in their papers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.loop import ClientLoss, Loss, State, average_buffers, load, named, train_client, weights
 
 Server = Callable[[str, Tensor, Tensor], Tensor]  # (name, parameter, mean delta) -> new parameter

@@ -1,4 +1,4 @@
-"""FedCurv, with every other client's penalty written out, and the Fisher information one sample at a time."""
+"""FedCurv with an explicit penalty for every other client, and Fisher information computed sample by sample."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.loop import State, average_buffers, client_rows, load, named, train_client, weights
 
 
@@ -29,7 +29,7 @@ def fedcurv(fed: Federation, module: nn.Module, rounds: int, local: Local, lam: 
     module = copy.deepcopy(module).double()
     w = named(module)
     buffers = {k: b.clone() for k, b in module.named_buffers()}
-    known: dict[int, tuple[State, State]] = {}  # client -> where it ended, and what mattered to it there
+    known: dict[int, tuple[State, State]] = {}  # client -> the model it ended with, and its Fisher information there
     for round in range(rounds):
         cohort, results, new = fed.draw(round).tolist(), [], {}
         for i in cohort:

@@ -1,4 +1,4 @@
-"""FedNova, with the normaliser counted step by step beside the training."""
+"""FedNova, with the normaliser computed step by step."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import copy
 
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.loop import State, average_buffers, load, named, train_client, weights
 
 
 def normaliser(steps: int, lr: float, momentum: float, nesterov: bool, mu: float) -> float:
-    """How far plain SGD with these settings walks against a constant gradient of 1, divided by lr."""
+    """The distance that SGD with these settings moves against a constant gradient of 1, divided by lr."""
     position = velocity = 0.0
     for _ in range(steps):
-        gradient = 1 - mu * lr * position  # the pull works against the distance walked
+        gradient = 1 - mu * lr * position  # the proximal term works against the distance moved
         velocity = momentum * velocity + gradient
         position += gradient + momentum * velocity if nesterov else velocity
     return position

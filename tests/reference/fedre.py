@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.fedavg import fedavg
 from tests.reference.loop import Loss, State, client_rows, train_client
 
@@ -18,7 +18,7 @@ def square_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def class_shares(fed: Federation, module: nn.Module, probe: Local, floor: float) -> Tensor:
-    """Every client trains the initial model, in a round that comes before the first."""
+    """Every client trains the initial model once, before the first round."""
     total = torch.zeros(len(fed.classes)).double()
     for client in range(fed.clients):
         model = copy.deepcopy(module).double()

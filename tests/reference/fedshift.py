@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from equipoise.federation import Federation
+from equipoise.core.federation import Federation
 from tests.reference.loop import ClientLoss, Loss, client_rows
 
 

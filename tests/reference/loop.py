@@ -1,4 +1,4 @@
-"""The parts that every reference loop shares: plain PyTorch, one client after another, true short batches."""
+"""Functions that all reference loops share: plain PyTorch, one client after another, short last batches unpadded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from equipoise import random
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core import random
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 
 State = dict[str, Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs of a batch, its labels) -> what is minimised
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs of a batch, its labels) -> the loss to minimise
 ClientLoss = Callable[[int], Loss]  # client -> its loss
 
 
@@ -72,7 +72,7 @@ def optimiser(local: Local, module: nn.Module, round: int) -> torch.optim.Optimi
 
 
 def flipped(image: Tensor, key: Tensor, place: int, most: int = 4) -> Tensor:
-    """The image at that place of a batch, mirrored one time in two, then moved, pixel by pixel."""
+    """The image at a place of the batch, mirrored with probability 1/2, then shifted; computed pixel by pixel."""
     mirror, *moves = (int(random.fold(key, 3 * place + i)) for i in range(3))
     down, right = (((move >> 33) % (1 << 31)) % (2 * most + 1) - most for move in moves)
     _, height, width = image.shape
@@ -97,7 +97,7 @@ def train_client(
     wave: int = 0,
     loss: Loss = nn.functional.cross_entropy,
 ) -> int:
-    """Local training in place; `correct` may change the gradients. Returns the number of steps."""
+    """Train a client's model in place and return the number of steps. `correct` may change the gradients."""
     module.train()
     step = optimiser(local, module, round)
     key = random.fold(random.bits(fed.seed, random.TRAIN, round, wave, client), random.DROPOUT)
@@ -127,7 +127,7 @@ def weights(fed: Federation, cohort: list[int], local: Local) -> list[float]:
 
 
 def average_buffers(module: nn.Module, states: list[State], shares: list[float]) -> State:
-    """Running statistics averaged by weight; counters take the largest."""
+    """The weighted mean of running statistics, and the largest value of counters."""
     merged = {}
     for name, _ in module.named_buffers():
         values = [s[name] for s in states]

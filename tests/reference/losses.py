@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from equipoise.federation import Federation
+from equipoise.core.federation import Federation
 from tests.reference.fedshift import class_counts
 from tests.reference.loop import ClientLoss, Loss
 

@@ -1,4 +1,4 @@
-"""FedDyn and FedPD: every client has a linear term and a pull towards the model it was sent."""
+"""FedDyn and FedPD: each client adds a linear term and a pull towards the model that it was sent."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.loop import State, average_buffers, load, named, train_client
 
 

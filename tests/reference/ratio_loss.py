@@ -1,4 +1,4 @@
-"""Ratio-Loss, coordinate by coordinate: the authors' form, and the one that CLIMB was compared with."""
+"""Ratio-Loss, computed coordinate by coordinate: the authors' form, and the form that CLIMB was compared with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from equipoise import random
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core import random
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.fedre import weighted_cross_entropy
 from tests.reference.loop import State, average_buffers, client_rows, load, named, train_client, weights
 
@@ -27,7 +27,7 @@ def moves_by_class(fed: Federation, module: nn.Module, round: int, local: Local)
     for p in range(len(fed.classes)):
         copied = copy.deepcopy(module)
         mine = [i for i, label in enumerate(held.y.tolist()) if label == p]
-        offsets = torch.tensor([0] * (p + 1) + [len(mine)])  # client p holds them all
+        offsets = torch.tensor([0] * (p + 1) + [len(mine)])  # client p holds all of them
         seed = int(random.bits(fed.seed, random.SERVER))
         alone = replace(fed, x=held.x, y=held.y, indices=torch.tensor(mine), offsets=offsets, seed=seed)
         train_client(copied, alone, p, round, local)
@@ -36,7 +36,7 @@ def moves_by_class(fed: Federation, module: nn.Module, round: int, local: Local)
 
 
 def gradients_by_class(fed: Federation, module: nn.Module) -> list[Tensor]:
-    """Of the mean cross entropy of each class, with respect to the last layer."""
+    """The gradients of the mean cross entropy of each class with respect to the last layer."""
     gradients = []
     for p in range(len(fed.classes)):
         copied = copy.deepcopy(module).train()
@@ -103,7 +103,7 @@ def ratio_loss(
     seen: int = 4,
     mu: float = 0.0,
 ) -> tuple[State, Tensor]:
-    """The model, and the last round's estimate of class counts (of `official`)."""
+    """Return the model, and for `official` the last round's estimate of class counts."""
     module = copy.deepcopy(module).double()
     params, buffers = named(module), {k: b.clone() for k, b in module.named_buffers()}
     w, counts = torch.ones(len(fed.classes)).double(), torch.zeros(len(fed.classes)).double()
@@ -111,7 +111,7 @@ def ratio_loss(
         load(module, params, buffers)
         if variant == "official":
             moves = moves_by_class(fed, module, round, local)
-            loss = weighted_cross_entropy(w, False)  # with the weights of the round before
+            loss = weighted_cross_entropy(w, False)  # with the weights from the round before
             w = alpha + beta * torch.tensor(official_ratios(moves, threshold, cap), dtype=torch.float64)
         else:
             if round % 5 == 0:

@@ -1,4 +1,4 @@
-"""SCAFFOLD, option II, with each client's true number of steps (plain SGD)."""
+"""SCAFFOLD, option II, with each client's own number of steps (plain SGD)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.loop import ClientLoss, State, average_buffers, load, named, train_client, weights
 
 
@@ -39,7 +39,7 @@ def scaffold(
 
             steps = train_client(module, fed, i, round, local, correct, loss=client_loss(i))
             y = named(module)
-            # With a proximal pull, a gradient of one carries the model less far than the number of steps.
+            # With a proximal term, a constant gradient of one moves the model less far than the number of steps.
             reach, lr = 0.0, local.rate(round)
             for _ in range(steps):
                 reach = (1 - lr * mu) * reach + 1

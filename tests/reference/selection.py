@@ -1,4 +1,4 @@
-"""FedAvg over clients chosen by a bandit on class gradients (CUCB) and by their losses (active sampling)."""
+"""FedAvg with clients selected by a bandit on class gradients (CUCB) or by their losses (active sampling)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from equipoise import random
-from equipoise.federation import Federation
-from equipoise.local import Local
+from equipoise.core import random
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
 from tests.reference.fair import client_loss
 from tests.reference.loop import State, average_buffers, client_rows, load, named, train_client, weights
 
@@ -52,7 +52,7 @@ def class_mix(module: nn.Module, fed: Federation) -> list[float]:
     return [g / sum(guesses) for g in guesses]
 
 
-def surprise(mix: list[float]) -> float:
+def cross_entropy_from_uniform(mix: list[float]) -> float:
     return -sum(math.log(r) for r in mix) / len(mix)
 
 
@@ -69,7 +69,7 @@ def cucb(
         bounds, mixes = [], []
         for i in range(fed.clients):
             visits = seen[i]
-            reward = sum(1 / surprise(mix) for mix in visits) / len(visits)
+            reward = sum(1 / cross_entropy_from_uniform(mix) for mix in visits) / len(visits)
             bounds.append(reward + alpha * math.sqrt(3 * math.log(round) / (2 * len(visits))))
             mixes.append([sum(column) / len(visits) for column in zip(*visits, strict=True)])
         taken = [bounds.index(max(bounds))]
@@ -78,7 +78,9 @@ def cucb(
             for i in range(fed.clients):
                 if i not in taken:
                     group = [mixes[j] for j in (*taken, i)]
-                    scores[i] = surprise([sum(column) / len(group) for column in zip(*group, strict=True)])
+                    scores[i] = cross_entropy_from_uniform(
+                        [sum(column) / len(group) for column in zip(*group, strict=True)]
+                    )
             taken.append(min(scores, key=lambda i: scores[i]))
         return sorted(taken)
 
@@ -104,8 +106,8 @@ def active(
             uniform = ((int(random.fold(key, i)) % 2**64) >> 40) / 2**24 + 2.0**-25
             scores[i] = alpha2 * values[i] - math.log(-math.log(uniform))
         taken = sorted(candidates, key=lambda i: -scores[i])[: fed.cohort - int(alpha3 * fed.cohort)]
-        evenly = random.order(random.fold(key, random.SELECT), fed.clients).tolist()
-        rest = [i for i in evenly if i not in taken]
+        uniform_order = random.order(random.fold(key, random.SELECT), fed.clients).tolist()
+        rest = [i for i in uniform_order if i not in taken]
         return sorted(taken + rest[: fed.cohort - len(taken)])
 
     def learn(client: int, module: nn.Module, trained: bool) -> None:

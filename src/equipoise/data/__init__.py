@@ -1,5 +1,6 @@
-"""Data: sources, global imbalance, and division among clients."""
+"""Data sources, global class imbalance, and the partition of samples among clients."""
 
+from .building import federate
 from .dataset import Dataset
 from .dirichlet import Dirichlet, DirichletClients
 from .imbalance import (
@@ -45,6 +46,7 @@ __all__ = [
     "Unchanged",
     "Zipf",
     "available",
+    "federate",
     "load",
     "minority",
 ]

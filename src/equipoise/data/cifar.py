@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: python batches, binary batches, or sprites of lossless WebP."""
+"""CIFAR-10 (python batches, binary batches or sheets of lossless WebP) and CIFAR-100 (python batches)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from equipoise.core.errors import DataError
+
 from .dataset import Dataset, assemble
 from .draw import Array
 from .files import missing, reading, require
@@ -25,7 +26,7 @@ PIXELS = 3 * 32 * 32
 
 
 def find_cifar10(root: Path) -> tuple[Path, str] | None:
-    """The folder that has all six batches, and their suffix."""
+    """Find the folder that holds all six batches; return it and the suffix of the batches."""
     for folder in FOLDERS:
         for suffix in ("", ".bin", ".webp"):
             if all((root / folder / f"{batch}{suffix}").is_file() for batch in BATCHES):
@@ -34,7 +35,7 @@ def find_cifar10(root: Path) -> tuple[Path, str] | None:
 
 
 def load_cifar10(root: Path, *, normalise: str = "cifar10") -> Dataset:
-    """50,000 and 10,000 images; `normalise = "imagenet"` gives the constants of CLIMB's experiments."""
+    """Load 50,000 training and 10,000 test images; CLIMB's experiments used `normalise = "imagenet"`."""
     found = find_cifar10(root)
     if found is None:
         wanted = f"{BATCHES[0]} to {BATCHES[4]} and {BATCHES[5]} (python batches, .bin or .webp)"
@@ -42,7 +43,7 @@ def load_cifar10(root: Path, *, normalise: str = "cifar10") -> Dataset:
         raise missing("cifar10", wanted, root, FOLDERS, origin)
     folder, suffix = found
     if suffix == ".webp":
-        parts = _read_sprites(folder)
+        parts = _read_sheets(folder)
     elif suffix == ".bin":
         parts = [_read_binary(folder / f"{batch}.bin") for batch in BATCHES]
     else:
@@ -57,7 +58,7 @@ def find_cifar100(root: Path) -> Path | None:
 
 
 def load_cifar100(root: Path, *, normalise: str = "cifar100") -> Dataset:
-    """50,000 and 10,000 images in the 100 fine classes, from the python version."""
+    """Load 50,000 training and 10,000 test images of the 100 fine classes, from the python version."""
     folder = find_cifar100(root)
     if folder is None:
         origin = "torchvision.datasets.CIFAR100(folder, download=True) fetches them"
@@ -69,16 +70,17 @@ def load_cifar100(root: Path, *, normalise: str = "cifar100") -> Dataset:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How the second version of the pickle format writes bytes."""
+    """Stand in for `_codecs.encode`, through which version 2 of the pickle format writes bytes."""
     if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
+        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}, expected latin1")
     return text.encode("latin-1")
 
 
 class _DataUnpickler(pickle.Unpickler):
-    """Admits numpy arrays and built-in values. A pickle may otherwise run any code of its author's."""
+    """An unpickler that accepts only numpy arrays and built-in values, since any other pickle could run code."""
 
-    _admitted = {  # noqa: RUF012 - a constant; numpy has moved its module over the years
+    # Two modules for one function, because numpy has renamed its module.
+    _admitted = {  # noqa: RUF012 - a constant
         (module, name): value
         for modules, name, value in (
             (
@@ -109,7 +111,7 @@ def _read_python(path: Path, labels: bytes) -> tuple[Array, Array]:
     with reading(path):
         data, y = batch[b"data"], np.array(batch[labels], dtype=np.int64)
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(y), PIXELS):
-            raise DataError(f"{path} is not a CIFAR batch: {len(y)} images of {PIXELS} bytes were expected")
+            raise DataError(f"{path} is not a CIFAR batch: expected {len(y)} images of {PIXELS} bytes")
     return data.reshape(-1, 3, 32, 32), y
 
 
@@ -117,14 +119,14 @@ def _read_binary(path: Path) -> tuple[Array, Array]:
     with reading(path):
         data = np.fromfile(path, dtype=np.uint8)
     if data.size == 0 or data.size % (1 + PIXELS):
-        raise DataError(f"{path} is truncated or corrupt: {data.size} bytes are no multiple of {1 + PIXELS}")
+        raise DataError(f"{path} is truncated or corrupt: {data.size} bytes are not a multiple of {1 + PIXELS}")
     rows = data.reshape(-1, 1 + PIXELS)
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
 
 
-def _read_sprites(folder: Path) -> list[tuple[Array, Array]]:
-    """Each sprite is a sheet of 32 x 32 tiles, row by row; labels.npy has the labels of all of them."""
-    images = [_read_sprite(folder / f"{batch}.webp") for batch in BATCHES]
+def _read_sheets(folder: Path) -> list[tuple[Array, Array]]:
+    """Read batches stored as sheets of 32 x 32 tiles, row by row; labels.npy holds the labels of all batches."""
+    images = [_read_sheet(folder / f"{batch}.webp") for batch in BATCHES]
     path = folder / "labels.npy"
     with reading(path):
         labels = np.load(path, allow_pickle=False).astype(np.int64)
@@ -135,12 +137,12 @@ def _read_sprites(folder: Path) -> list[tuple[Array, Array]]:
     return list(zip(images, np.split(labels, bounds), strict=True))
 
 
-def _read_sprite(path: Path) -> Array:
-    image = require("PIL.Image", "reading WebP sprites", "images")
+def _read_sheet(path: Path) -> Array:
+    image = require("PIL.Image", "reading WebP images", "images")
     with reading(path), image.open(path) as picture:
         sheet = np.asarray(picture.convert("RGB"))
     height, width, _ = sheet.shape
     if height % 32 or width % 32:
-        raise DataError(f"{path} is {width} x {height}, which is no sheet of 32 x 32 tiles")
+        raise DataError(f"{path} is {width} x {height} pixels, expected a sheet of 32 x 32 tiles")
     tiles = sheet.reshape(height // 32, 32, width // 32, 32, 3)
     return np.ascontiguousarray(tiles.transpose(0, 2, 4, 1, 3)).reshape(-1, 3, 32, 32)

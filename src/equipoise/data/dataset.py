@@ -1,4 +1,4 @@
-"""A data set in memory: a training pool to divide among clients, a test set, and what its numbers mean."""
+"""A data set in memory: a pool of training samples, a test set, the classes, and the mean and std of the inputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import ConfigError, DataError, nearest
+from equipoise.core.errors import ConfigError, DataError, nearest
+
 from .draw import Array
 from .holdout import holdout
 
-# Per channel, for pixels divided by 255. "imagenet" is what CLIMB's experiments used for CIFAR-10.
+# Mean and std per channel, of pixels divided by 255. CLIMB's experiments used "imagenet" for CIFAR-10.
 CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion_mnist": ((0.2860,), (0.3530,)),
@@ -25,12 +26,12 @@ CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images as uint8 [N, C, H, W], or float32 features [N, F] (also [N, C, H, W]).
+    """Samples as uint8 [N, C, H, W], float32 [N, C, H, W] or float32 [N, F], with labels from 0 to K - 1.
 
-    `mean` and `std` are per channel of images (uint8 is divided by 255 first) or per feature. They are
-    applied when a batch is made, so that arrays stay as small as they came. `client` gives, for each
-    training sample, the position of its owner in the sorted `roster`, where the data come with owners.
-    `features` are the columns that `x` was read from, where the data come from a table.
+    `mean` and `std` have one number per channel (uint8 is divided by 255 first) or per feature. Batches are
+    normalised when they are made, so that the arrays keep their small dtype. If every sample has an owner,
+    `roster` lists the owners in sorted order and `client` has the position in it for each training sample.
+    If the data come from a table, `columns` names the columns of `x`.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Dataset:
     std: tuple[float, ...]
     client: Array | None = field(default=None, repr=False)
     roster: tuple[str, ...] | None = field(default=None, repr=False)
-    features: tuple[str, ...] = field(default=(), repr=False)
+    columns: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         self.check()
@@ -54,35 +55,35 @@ class Dataset:
 
     @property
     def counts(self) -> Array:
-        """Training samples per class."""
+        """The number of training samples of each class."""
         return np.bincount(self.y, minlength=self.num_classes)
 
     def check(self) -> None:
-        """Refuse what no training could use: each fault is one sentence."""
+        """Raise DataError if the data set cannot be used for training."""
         if self.num_classes < 2:
-            raise DataError(f"{self.name}: at least 2 classes are needed, found {self.num_classes}")
+            raise DataError(f"{self.name}: expected at least 2 classes, found {self.num_classes}")
         check_part(f"{self.name}: the training set", self.x, self.y, self.num_classes)
         if (self.test_x is None) != (self.test_y is None):
-            raise DataError(f"{self.name}: a test set needs both features and labels, one of them is missing")
+            raise DataError(f"{self.name}: a test set needs both test_x and test_y, and one of them is missing")
         if self.test_x is not None and self.test_y is not None:
             check_part(f"{self.name}: the test set", self.test_x, self.test_y, self.num_classes)
             if self.test_x.shape[1:] != self.x.shape[1:] or self.test_x.dtype != self.x.dtype:
                 raise DataError(
                     f"{self.name}: test samples are {self.test_x.dtype} {list(self.test_x.shape[1:])}, "
-                    f"training samples {self.x.dtype} {list(self.x.shape[1:])}"
+                    f"and training samples are {self.x.dtype} {list(self.x.shape[1:])}"
                 )
         if not len(self.mean) == len(self.std) == self.x.shape[1] or min(self.std) <= 0:
             raise DataError(
                 f"{self.name}: mean and std need one number (std above 0) for each of {self.x.shape[1]} "
                 f"channels or features, found {len(self.mean)} and {len(self.std)}"
             )
-        if self.features and len(self.features) != self.x.shape[1]:
-            raise DataError(f"{self.name}: {len(self.features)} columns are named for {self.x.shape[1]} features")
+        if self.columns and len(self.columns) != self.x.shape[1]:
+            raise DataError(f"{self.name} names {len(self.columns)} columns for {self.x.shape[1]} features")
         self._check_clients()
 
     def _check_clients(self) -> None:
         if (self.client is None) != (self.roster is None):
-            raise DataError(f"{self.name}: clients and their roster come together, one of them is missing")
+            raise DataError(f"{self.name}: client and roster must be given together, and one of them is missing")
         if self.client is None or self.roster is None:
             return
         if list(self.roster) != sorted(set(self.roster)):
@@ -93,7 +94,11 @@ class Dataset:
                 f"not {self.client.dtype} {list(self.client.shape)}"
             )
         if self.client.min() < 0 or self.client.max() >= len(self.roster):
-            raise DataError(f"{self.name}: a client lies outside the roster of {len(self.roster)}")
+            row = int(np.argmax((self.client < 0) | (self.client >= len(self.roster))))
+            raise DataError(
+                f"{self.name} has client {self.client[row]} in row {row + 1}, outside 0 to {len(self.roster) - 1}"
+                f" (the roster lists {len(self.roster)} clients)"
+            )
         sizes = np.bincount(self.client, minlength=len(self.roster))
         if not sizes.all():
             raise DataError(f"{self.name}: client {self.roster[int(np.argmin(sizes))]!r} has no training sample")
@@ -107,11 +112,12 @@ def assemble(
     normalise: str,
     seed: int = 0,
     clients: tuple[Array, tuple[str, ...]] | None = None,
-    features: tuple[str, ...] = (),
+    columns: tuple[str, ...] = (),
 ) -> Dataset:
-    """A data set from samples and labels, with a test set or the fraction of each class to hold out as one.
+    """Make a data set from samples and labels.
 
-    Faults are found before anything is held out, so that they are named by their row in the file.
+    `test` is the test set, or the fraction of each class to hold out as one. The samples are checked before any are
+    held out, so that errors name the row in the file.
     """
     x, y = pool
     owner, roster = clients or (None, None)
@@ -124,11 +130,11 @@ def assemble(
         x, y, test_x, test_y = x[~chosen], y[~chosen], x[chosen], y[chosen]
         owner = None if owner is None else owner[~chosen]
     mean, std = normalisation(normalise, x)
-    return Dataset(name, x, y, test_x, test_y, classes, mean, std, owner, roster, features)
+    return Dataset(name, x, y, test_x, test_y, classes, mean, std, owner, roster, columns)
 
 
 def check_part(where: str, x: Array, y: Array, num_classes: int) -> None:
-    """Refuse samples and labels that do not fit each other; `where` names them."""
+    """Raise DataError if samples and labels do not fit each other; `where` names them in the error."""
     _check_kind(where, x)
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"{where} has {len(x)} samples but labels of shape {list(y.shape)}")
@@ -143,7 +149,7 @@ def check_part(where: str, x: Array, y: Array, num_classes: int) -> None:
 
 
 def check_samples(where: str, x: Array) -> None:
-    """Refuse samples that no model could use, whatever their labels."""
+    """Raise DataError if no model could use the samples; `where` names them in the error."""
     _check_kind(where, x)
     _check_finite(where, x)
 
@@ -167,7 +173,7 @@ def _check_finite(where: str, x: Array) -> None:
 
 
 def normalisation(choice: str, x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std by name: a data set's usual constants, "pool" (of `x` itself) or "none" (0 and 1)."""
+    """Return mean and std by name: the usual constants of a data set, "pool" (those of `x`) or "none" (0 and 1)."""
     channels = x.shape[1]
     if choice == "none":
         return (0.0,) * channels, (1.0,) * channels
@@ -187,11 +193,14 @@ def normalisation(choice: str, x: Array) -> tuple[tuple[float, ...], tuple[float
 
 
 def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Two passes in blocks: exact enough for any table, and never a second copy of the images."""
+    """Compute mean and std of each channel in two passes, in float64.
+
+    The passes go over blocks of samples, so that there is never a float copy of all images.
+    """
     unit = 255.0 if x.dtype == np.uint8 else 1.0
 
     def blocks() -> Iterator[Array]:
-        """Rows of channels, a few samples at a time."""
+        """Yield a few samples at a time as [values, channels]."""
         for start in range(0, len(x), 2048):
             block = np.moveaxis(x[start : start + 2048], 1, -1)
             yield block.reshape(-1, x.shape[1]).astype(np.float64) / unit
@@ -200,5 +209,5 @@ def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
     mean = sum((block.sum(axis=0) for block in blocks()), np.zeros(x.shape[1])) / rows
     variance = sum((((block - mean) ** 2).sum(axis=0) for block in blocks()), np.zeros(x.shape[1])) / rows
     std = np.sqrt(variance)
-    std = np.where(std <= 1e-9 * np.abs(mean), 1.0, std)  # a constant feature stays at zero
+    std = np.where(std <= 1e-9 * np.abs(mean), 1.0, std)  # a constant feature is normalised to zero
     return tuple(mean.tolist()), tuple(std.tolist())

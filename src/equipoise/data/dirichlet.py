@@ -1,4 +1,4 @@
-"""Partitions by Dirichlet draws: class by class, or client by client."""
+"""Partitions drawn from Dirichlet distributions, class by class or client by client."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DataError
+from equipoise.core.errors import DataError
+
 from .draw import Array, generator
 from .fields import flag, real, whole
 from .imbalance import class_counts
 from .parts import Partition, apportion, divide, even_size
 
-TRIES = 1000  # of a draw that may fail, at most, ...
-WORK = 10**7  # ... and fewer where clients x classes is large: the tries end within seconds
+TRIES = 1000  # how often a draw that fails is repeated at most
+WORK = 10**7  # fewer tries, though at least 10, if tries x clients x classes is above this: they end within seconds
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Class by class: the samples of a class are divided among all clients by shares from Dir(alpha).
+    """Divides the samples of each class among all clients in proportions drawn from Dir(alpha).
 
-    With `balance`, as the usual benchmarks have it, a client that already has its even share n / clients
-    takes nothing of the classes that follow. The whole draw is repeated until every client has `minimum`
-    samples, at most 1000 times (fewer for very many clients). Benchmarks use a minimum of 10; the default 1
-    also suits small pools, and 0 allows empty clients.
+    With `balance`, as in the usual benchmarks, a client that already has n / clients samples gets none of the
+    classes that follow. The whole draw is repeated until every client has `minimum` samples, at most 1000 times
+    (fewer for very many clients). Benchmarks use a minimum of 10; the default 1 also suits small pools, and 0
+    allows empty clients.
     """
 
     clients: int
@@ -59,7 +60,7 @@ class Dirichlet:
         )
 
     def _table(self, available: Array, draws: np.random.Generator) -> Array:
-        """How many samples of each class [K] each client [N] gets."""
+        """Draw how many samples of each class each client gets, as an array [clients, classes]."""
         table = np.zeros((self.clients, len(available)), dtype=np.int64)
         held, even = np.zeros(self.clients, dtype=np.int64), available.sum() / self.clients
         for c, n in enumerate(available):
@@ -76,11 +77,11 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class DirichletClients:
-    """Client by client: each has its own class mix from Dir(alpha), and n // clients samples.
+    """Gives each client n // clients samples, in class proportions that it draws from Dir(alpha).
 
-    All clients ask at once for labels drawn from their mix. Where a class is asked for more often than it
-    has samples left, a random choice of the requests is served and the others are drawn again among the
-    classes that remain, so that no client is favoured. The n % clients samples left over are not used.
+    All clients request labels at once, drawn from their own proportions. If a class is requested more often
+    than it has samples left, a random choice of the requests is served and the others are drawn again among
+    the classes that remain, so that no client is favoured. The n % clients samples left over are not used.
     """
 
     clients: int
@@ -96,13 +97,13 @@ class DirichletClients:
         draws = generator(seed, "dirichlet_clients")
         mixes = draws.dirichlet(np.full(num_classes, self.alpha), size=self.clients)
         table = np.zeros((self.clients, num_classes), dtype=np.int64)
-        while (wanting := each - table.sum(axis=1)).any():  # each turn uses up a class, or ends it
+        while (wanting := each - table.sum(axis=1)).any():  # each pass uses up a class, or is the last one
             mix = np.where(left > 0, mixes, 0.0)
-            lost = mix.sum(axis=1) < 1e-12  # nothing this client likes is left: it takes what there is
-            mix[lost] = left
-            asked = draws.multinomial(wanting, mix / mix.sum(axis=1, keepdims=True))
-            for c in np.flatnonzero(asked.sum(axis=0) > left):
-                asked[:, c] = draws.multivariate_hypergeometric(asked[:, c], left[c], method="marginals")
-            table += asked
-            left = left - asked.sum(axis=0)
+            unserved = mix.sum(axis=1) < 1e-12  # the classes of this client are used up: it takes any that are left
+            mix[unserved] = left
+            requested = draws.multinomial(wanting, mix / mix.sum(axis=1, keepdims=True))
+            for c in np.flatnonzero(requested.sum(axis=0) > left):
+                requested[:, c] = draws.multivariate_hypergeometric(requested[:, c], left[c], method="marginals")
+            table += requested
+            left = left - requested.sum(axis=0)
         return divide(y, table, draws)

@@ -1,23 +1,25 @@
-"""Checks of the settings of imbalances, partitions and sources: one sentence for each mistake."""
+"""Checks of the settings of imbalances, partitions and sources; each raises ConfigError with one sentence."""
 
 from __future__ import annotations
 
 import math
+import sys
 from numbers import Integral, Real
 
-from ..errors import ConfigError, nearest
+from equipoise.core.errors import ConfigError, nearest
 
 
 def whole(where: str, value: object, least: int) -> int:
-    """`value` as an int of at least `least`; `where` names it in the error."""
+    """Return `value` as an int of at least `least`; `where` names it in the error."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{where} must be a whole number of at least {least}, not {value!r}")
     return int(value)
 
 
 def real(where: str, value: object, least: float, most: float = math.inf, above: bool = False) -> float:
-    """`value` as a finite float in [least, most], or above `least` where zero makes no sense."""
-    number = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    """Return `value` as a finite float in [least, most] or, with `above`, in (least, most]."""
+    number = not isinstance(value, bool) and isinstance(value, Real)
+    number = number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]  # no NaN, and no overflow in float()
     if not number or not (least <= float(value) <= most) or (above and float(value) == least):  # type: ignore[arg-type]
         low = f"above {least:g}" if above else f"of at least {least:g}"
         high = f" and at most {most:g}" if most < math.inf else ""

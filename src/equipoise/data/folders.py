@@ -1,4 +1,4 @@
-"""Data sets that are folders of images: CINIC-10 and Tiny-ImageNet."""
+"""Data sets stored as folders of images: CINIC-10 and Tiny-ImageNet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from equipoise.core.errors import DataError
+
 from .cifar import CLASSES
 from .dataset import Dataset, assemble
 from .draw import Array
@@ -20,7 +21,7 @@ TINY = ("", "tiny-imagenet-200", "tiny_imagenet", "tiny-imagenet", "TinyImageNet
 
 
 def find_cinic10(root: Path) -> Path | None:
-    """The folder whose train and test parts have the ten classes."""
+    """Find the folder whose train and test parts have folders for all ten classes."""
     folders = (root / folder for folder in CINIC)
     return next(
         (f for f in folders if all((f / part / c).is_dir() for part in ("train", "test") for c in CLASSES)),
@@ -29,7 +30,7 @@ def find_cinic10(root: Path) -> Path | None:
 
 
 def load_cinic10(root: Path, *, merge_valid: bool = False, normalise: str = "cinic10") -> Dataset:
-    """90,000 and 90,000 images; `merge_valid` adds the 90,000 of the valid part to the training pool."""
+    """Load 90,000 training and 90,000 test images; `merge_valid` adds the 90,000 of the valid part to training."""
     flag("cinic10: merge_valid", merge_valid)
     folder = find_cinic10(root)
     if folder is None:
@@ -47,7 +48,7 @@ def find_tiny_imagenet(root: Path) -> Path | None:
 
 
 def load_tiny_imagenet(root: Path, *, normalise: str = "imagenet") -> Dataset:
-    """100,000 training images; the 10,000 of the val part are the test set, as the test labels are secret."""
+    """Load 100,000 training images; the 10,000 of the val part are the test set, as the test labels are secret."""
     folder = find_tiny_imagenet(root)
     if folder is None:
         wanted = "train/WNID/images/*.JPEG and val/val_annotations.txt"
@@ -58,7 +59,7 @@ def load_tiny_imagenet(root: Path, *, normalise: str = "imagenet") -> Dataset:
 
 
 def _read_classes(folder: Path, parts: tuple[str, ...], classes: tuple[str, ...], names: str) -> tuple[Array, Array]:
-    """All images of a part, class by class in the order of their names."""
+    """Read all images of the parts: class by class, and within a class in the order of the file names."""
     paths, labels = [], []
     for part in parts:
         for c, name in enumerate(classes):
@@ -83,9 +84,9 @@ def _read_annotated(folder: Path, classes: tuple[str, ...]) -> tuple[Array, Arra
 
 
 def read_images(paths: list[Path], grey: bool = False) -> Array:
-    """Images of one size as uint8 [N, 3, H, W], where grey ones are repeated in all three channels.
+    """Read images of one size as uint8 [N, 3, H, W]; grey images are repeated in all three channels.
 
-    With `grey`, they are [N, 1, H, W], and colours are turned into grey.
+    With `grey`, images are read as [N, 1, H, W], and colours are converted to grey.
     """
     if not paths:
         raise DataError("there are no images to read")
@@ -98,11 +99,11 @@ def read_images(paths: list[Path], grey: bool = False) -> Array:
         if pixels.shape != first.shape:
             raise DataError(
                 f"{paths[i]} is {pixels.shape[2]} x {pixels.shape[1]} pixels, "
-                f"and {paths[0]} is {first.shape[2]} x {first.shape[1]}"
+                f"and {paths[0]} is {first.shape[2]} x {first.shape[1]}; expected images of one size"
             )
         x[i] = pixels
 
-    with ThreadPoolExecutor() as pool:  # decoding runs outside the interpreter's lock
+    with ThreadPoolExecutor() as pool:  # decoding releases the interpreter lock
         for _ in pool.map(fill, range(len(paths))):
             pass
     return x

@@ -1,4 +1,4 @@
-"""A test set cut from a pool that comes without one."""
+"""Chooses a test set from a pool of samples that comes without one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .fields import real, whole
 
 
 def holdout(y: Array, fraction: float, seed: int, client: Array | None = None) -> Array:
-    """Mark the test samples: `fraction` of each class, rounded to the nearest, drawn by `seed`.
+    """Return a mask of the test samples: `fraction` of each class, rounded to the nearest, drawn by `seed`.
 
-    One sample of each client always stays in the pool, so that no client is left with nothing.
+    One sample of each client always stays in the pool, so that no client becomes empty.
 
     >>> y = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
     >>> y[holdout(y, 0.2, seed=0)].tolist()

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, DataError, nearest
+from equipoise.core.errors import ConfigError, DataError, nearest
+
 from .dataset import Dataset, assemble
 from .draw import Array
 from .files import require
@@ -26,15 +27,15 @@ def load_hub(
     seed: int = 0,
     normalise: str = "pool",
 ) -> Dataset:
-    """`hub:owner/name`. Columns are guessed where only one can be meant.
+    """Load `hub:owner/name`. The image and label columns need not be named if only one column has the right type.
 
-    `test` is a split, or the fraction of each class to hold out; by default the split called test, else
-    the one called validation, else a fifth.
+    `test` is the name of a split, or the fraction of each class to hold out. By default it is the split "test",
+    else the split "validation", else 0.2.
     """
     library = require("datasets", f"hub:{name}", "hub")
     try:
         splits = library.load_dataset(name, config)
-    except Exception as error:  # network, spelling, access, disk: the library has no common base for them
+    except Exception as error:  # the library has no common base class for errors of network, name, access and disk
         raise DataError(f"hub:{name} cannot be loaded: {' '.join(str(error).split())}") from error
     pool = splits[_known(name, "train split", train, splits)]
     if test is None:
@@ -68,7 +69,7 @@ def _column(name: str, pool: Any, option: str, given: str | None, kind: str) -> 
     if len(fitting) != 1:
         raise ConfigError(
             f"hub:{name} has {len(fitting)} columns that may be the {option}: "
-            f"choose one with {option} = ..., of {', '.join(pool.features)}"
+            f"choose one of {', '.join(pool.features)} with {option} = ..."
         )
     return str(fitting[0])
 
@@ -82,7 +83,7 @@ def _labels(name: str, pool: Any, held: Any, label: str) -> tuple[list[Array], t
 
 
 def _images(name: str, part: Any, column: str) -> Array:
-    """All images of a split as uint8 [N, C, H, W]: grey ones with one channel, others in RGB."""
+    """Return all images of a split as uint8 [N, C, H, W]: one channel for grey images, else RGB."""
     images: list[Array] = []
     for row, picture in enumerate(part[column]):
         pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))

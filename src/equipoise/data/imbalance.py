@@ -1,24 +1,26 @@
-"""Global class imbalance: which samples of a balanced pool are kept.
+"""Global class imbalance: chooses which samples of a balanced pool are kept.
 
-An imbalance is a frozen dataclass, called as `(y, num_classes, seed)`; it returns the kept indices in file
-order. Counts are exact: rounded to the nearest (halves up), and never below one for a class that has any.
-Which samples are kept is a draw by `seed`, the same for every imbalance, so that a stronger one keeps a
-subset of a weaker one.
+An imbalance is a frozen dataclass that is called as `(y, num_classes, seed)` and returns the indices of the kept
+samples in file order. Counts are exact: rounded to the nearest (halves up), and at least one for a class that has
+samples. All imbalances draw the samples in the same way from `seed`, so that a stronger imbalance keeps a subset of
+what a weaker one keeps.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import ConfigError, DataError
+from equipoise.core.errors import ConfigError, DataError
+
 from .draw import Array, by_class, generator, rank_in_class
 from .fields import flag, real, whole
 
-# Relative frequency of a to z in English text, per cent.
+# The relative frequency of the letters a to z in English text, in percent.
 ENGLISH = (
     8.167, 1.492, 2.782, 4.253, 12.702, 2.228, 2.015, 6.094, 6.966, 0.153, 0.772, 4.025, 2.406,
     6.749, 7.507, 1.929, 0.095, 5.987, 6.327, 9.056, 2.758, 0.978, 2.360, 0.150, 1.974, 0.074,
@@ -38,7 +40,7 @@ class Imbalance(Protocol):
 
 @dataclass(frozen=True)
 class Unchanged:
-    """Every sample is kept."""
+    """Keeps every sample."""
 
     def __call__(self, y: Array, num_classes: int, seed: int) -> Array:
         class_counts(y, num_classes)
@@ -47,10 +49,10 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class Step:
-    """One in `rho` samples of each minority class is kept, and all of the others.
+    """Keeps one in `rho` samples of each minority class, and all samples of the other classes.
 
-    With `joint`, as the reference code of CLIMB has it: the first int(n / rho) samples in file order of all
-    minority classes together, so that the counts of the single classes are only roughly equal.
+    With `joint`, as in the reference code of CLIMB, the n samples of all minority classes are taken together and
+    the first int(n / rho) of them in file order are kept; the minority classes then have roughly equal counts.
 
     >>> Step(rho=5, minority=(1,))(np.repeat([0, 1], 10), num_classes=2, seed=0).size
     12
@@ -80,11 +82,11 @@ class Step:
 
 @dataclass(frozen=True)
 class LongTail:
-    """Class c keeps n_max * factor**(-c / (K - 1)) samples: the head has `factor` times the tail.
+    """Keeps n_max * factor**(-c / (K - 1)) samples of class c: the first class has `factor` times the last.
 
-    A factor below 1 is read as its inverse (papers write 100 or 0.01). As for every curve here, n_max is
-    the largest number at which no class is asked for more than it has (5000 for CIFAR-10), so that the
-    shape is exact; `order` lists the classes from head to tail, by default 0, 1, 2, ...
+    A factor below 1 means its inverse (papers write 100 or 0.01). As for every curve here, n_max is the largest
+    number at which no class would need more samples than it has (5000 for CIFAR-10), so that the shape is exact.
+    `order` lists the classes from the most to the least frequent, by default 0, 1, 2, ...
     """
 
     factor: float
@@ -92,7 +94,7 @@ class LongTail:
 
     def __post_init__(self) -> None:
         factor = real("longtail: factor", self.factor, 0, above=True)
-        object.__setattr__(self, "factor", factor if factor >= 1 else 1 / factor)
+        object.__setattr__(self, "factor", factor if factor >= 1 else min(1 / factor, sys.float_info.max))
         object.__setattr__(self, "order", _order("longtail", self.order))
 
     def __call__(self, y: Array, num_classes: int, seed: int) -> Array:
@@ -102,7 +104,7 @@ class LongTail:
 
 @dataclass(frozen=True)
 class HalfNormal:
-    """Class c keeps a share proportional to exp(-(c / scale)**2 / 2), the half-normal curve of Astraea."""
+    """Keeps samples of class c in proportion to exp(-(c / scale)**2 / 2), the half-normal curve of Astraea."""
 
     scale: float
     order: tuple[int, ...] | None = None
@@ -112,13 +114,14 @@ class HalfNormal:
         object.__setattr__(self, "order", _order("halfnormal", self.order))
 
     def __call__(self, y: Array, num_classes: int, seed: int) -> Array:
-        curve = np.exp(-((np.arange(num_classes) / self.scale) ** 2) / 2)
+        with np.errstate(over="ignore"):  # a narrow curve is zero from the second class on
+            curve = np.exp(-((np.arange(num_classes) / self.scale) ** 2) / 2)
         return _keep_curve(y, curve, self.order, seed)
 
 
 @dataclass(frozen=True)
 class Zipf:
-    """Class c keeps a share proportional to (c + 1)**-exponent."""
+    """Keeps samples of class c in proportion to (c + 1)**-exponent."""
 
     exponent: float
     order: tuple[int, ...] | None = None
@@ -134,7 +137,7 @@ class Zipf:
 
 @dataclass(frozen=True)
 class Linear:
-    """Shares fall in equal steps; the first class keeps `ratio` times what the last does."""
+    """Keeps fewer samples from class to class, in equal steps; the first class keeps `ratio` times the last."""
 
     ratio: float
     order: tuple[int, ...] | None = None
@@ -149,11 +152,11 @@ class Linear:
 
 @dataclass(frozen=True)
 class Letters:
-    """Letters as frequent as in English text, for the 26, 47 and 62 classes of EMNIST.
+    """Keeps letters in proportion to their frequency in English text, for the 26, 47 or 62 classes of EMNIST.
 
-    A letter that has two classes (upper and lower case) gives half of its frequency to each. Texts on
-    the subject leave the digits open; here each counts as `digit`, by default an average letter.
-    With `total`, a class keeps its share of that many samples, or all it has where that is less.
+    A letter with two classes (upper and lower case) gives half of its frequency to each. Texts on the subject do
+    not say how frequent digits are; here each digit has the frequency `digit`, by default that of an average letter.
+    With `total`, a class keeps its share of that many samples, or all of its samples if it has fewer.
     """
 
     total: int | None = None
@@ -167,7 +170,7 @@ class Letters:
     def __call__(self, y: Array, num_classes: int, seed: int) -> Array:
         if num_classes not in EMNIST_CLASSES:
             raise ConfigError(
-                f"letters needs the 26, 47 or 62 classes of EMNIST, and this data set has {num_classes}"
+                f"letters needs the 26, 47 or 62 classes of EMNIST, and this data set has {num_classes} classes"
             )
         names = EMNIST_CLASSES[num_classes]
         cases = {letter: names.upper().count(letter) for letter in UPPER}
@@ -181,7 +184,7 @@ class Letters:
 
 @dataclass(frozen=True)
 class Counts:
-    """Exactly so many samples of each class; classes that a mapping does not name keep all they have."""
+    """Keeps exactly `counts[c]` samples of class c; a class that a mapping does not name keeps all its samples."""
 
     counts: tuple[int, ...] | dict[int, int]
 
@@ -199,7 +202,7 @@ class Counts:
 
     def __call__(self, y: Array, num_classes: int, seed: int) -> Array:
         available = class_counts(y, num_classes)
-        wanted = available.copy()
+        wanted = available.astype(object)  # a count may be too large for int64
         if isinstance(self.counts, dict):
             _within("counts", tuple(self.counts), num_classes)
             wanted[list(self.counts)] = list(self.counts.values())
@@ -212,7 +215,7 @@ class Counts:
             raise DataError(f"counts asks for {wanted[c]} samples of class {c}, which has {available[c]}")
         if not wanted.any():
             raise DataError("counts keeps no sample at all")
-        return _keep(y, wanted, seed)
+        return _keep(y, wanted.astype(np.int64), seed)
 
 
 IMBALANCES: dict[str, type[Any]] = {
@@ -228,7 +231,7 @@ IMBALANCES: dict[str, type[Any]] = {
 
 
 def minority(counts: Sequence[int] | Array) -> list[int]:
-    """The classes with less than half the mean count.
+    """Return the classes that have less than half of the mean count.
 
     >>> minority([50, 60, 8])
     [2]
@@ -238,7 +241,7 @@ def minority(counts: Sequence[int] | Array) -> list[int]:
 
 
 def class_counts(y: Array, num_classes: int) -> Array:
-    """Samples per class, after checking that every label is one."""
+    """Return the number of samples of each class, after checking that every label is a class number."""
     if y.dtype.kind not in "iu":
         raise DataError(f"labels must be integers, not {y.dtype}")
     if y.size == 0:
@@ -250,22 +253,28 @@ def class_counts(y: Array, num_classes: int) -> Array:
 
 
 def _rounded(wanted: Array, available: Array) -> Array:
+    """Round halves up, to at least one and at most what is available."""
     counts = np.minimum(np.maximum(np.floor(wanted + 0.5), 1), available)
     return counts.astype(np.int64)
 
 
 def _keep(y: Array, wanted: Array, seed: int) -> Array:
+    """Draw `wanted[c]` samples of each class c; return their indices in file order."""
     order = by_class(y, generator(seed, "imbalance"))
     return np.sort(order[rank_in_class(y, order) < wanted[y[order]]]).astype(np.int64)
 
 
 def _keep_curve(y: Array, curve: Array, order: tuple[int, ...] | None, seed: int) -> Array:
+    """Keep as many samples as possible with class counts in proportion to `curve`, which follows `order`."""
     available = class_counts(y, len(curve))
     weights = np.empty(len(curve))
     weights[_full_order(order, len(curve))] = curve
     present = (available > 0) & (weights > 0)
-    n_max = (available[present] / weights[present]).min()
-    return _keep(y, _rounded(n_max * weights, available), seed)
+    # If a steep curve is zero for all classes that have samples, n_max has no upper bound: each keeps one sample.
+    with np.errstate(over="ignore"):
+        n_max = (available[present] / weights[present]).min(initial=sys.float_info.max)
+        wanted = n_max * weights
+    return _keep(y, _rounded(wanted, available), seed)
 
 
 def _full_order(order: tuple[int, ...] | None, num_classes: int) -> Array:

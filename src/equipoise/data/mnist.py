@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConfigError, DataError
+from equipoise.core.errors import ConfigError, DataError
+
 from .dataset import Dataset, assemble
 from .draw import Array
 from .fields import choice
@@ -46,9 +47,9 @@ IDX = (
 
 
 def load_digits(root: Path, *, normalise: str = "pool") -> Dataset:
-    """The 1,797 images of 8 x 8 that come with scikit-learn; a fifth of each digit is the test set.
+    """Load the 1,797 images of 8 x 8 pixels that come with scikit-learn; a fifth of each digit is the test set.
 
-    Grey levels 0 to 16 become 0 to 255 (rounded), so that they are treated like any other image.
+    Grey levels 0 to 16 are scaled to 0 to 255 and rounded, so that they are treated like any other image.
     """
     from sklearn import datasets
 
@@ -66,33 +67,33 @@ def load_fashion_mnist(root: Path, *, normalise: str = "fashion_mnist") -> Datas
 
 
 def find_mnist(root: Path, source: str = "mnist") -> list[Path] | None:
-    """The .npz, or the four idx files.
+    """Find the .npz file, or the four idx files.
 
-    These have the same names for both data sets: straight in `root` they are taken for the one that its
-    name suggests.
+    MNIST and Fashion-MNIST use the same names for their idx files. Files directly in `root` count as Fashion-MNIST
+    if the name of `root` contains "fashion", else as MNIST.
     """
     archive = find(root, ("", *FOLDERS[source]), [f"{source}.npz"])
     if archive:
         return [archive]
-    plain = ("fashion" in root.resolve().name.lower()) == (source == "fashion_mnist")
-    return _idx(root, (*FOLDERS[source], *([""] if plain else [])), IDX)
+    root_fits = ("fashion" in root.resolve().name.lower()) == (source == "fashion_mnist")
+    return _find_idx(root, (*FOLDERS[source], *([""] if root_fits else [])), IDX)
 
 
 def find_emnist(root: Path, split: str) -> list[Path] | None:
     names = [f"emnist-{split}-{name.replace('t10k', 'test')}" for name in IDX]
     archive = find(root, FOLDERS["emnist"], [f"emnist_{split}*.npz"])
-    return [archive] if archive else _idx(root, FOLDERS["emnist"], names)
+    return [archive] if archive else _find_idx(root, FOLDERS["emnist"], names)
 
 
 def load_emnist(
     root: Path, *, split: str = "byclass", classes: int | None = None, normalise: str = "emnist"
 ) -> Dataset:
-    """A split of EMNIST; `classes = 47` merges the look-alike letters of "byclass", as "bymerge" does."""
+    """Load a split of EMNIST; `classes = 47` merges the look-alike letters of "byclass", as "bymerge" does."""
     choice("emnist: split", split, tuple(EMNIST_SPLITS))
     if classes not in (None, EMNIST_SPLITS[split]) and (split, classes) != ("byclass", 47):
         raise ConfigError(
-            f"emnist: classes is {classes!r}, and {split!r} has {EMNIST_SPLITS[split]}"
-            + (" (or 47, merged)" if split == "byclass" else "")
+            f"emnist: classes is {classes!r}, expected {EMNIST_SPLITS[split]} for the split {split!r}"
+            + (" (or 47, with look-alike letters merged)" if split == "byclass" else "")
         )
     files = find_emnist(root, split)
     if files is None:
@@ -100,9 +101,9 @@ def load_emnist(
         origin = "unpack the gzip.zip of EMNIST's home page, or let torchvision.datasets.EMNIST fetch it"
         raise missing("emnist", wanted, root, FOLDERS["emnist"], origin)
     x, y, test_x, test_y = _read(files)
-    if len(files) == 4:  # NIST's idx files hold every image transposed
+    if len(files) == 4:  # the idx files of EMNIST hold every image transposed
         x, test_x = (np.ascontiguousarray(part.transpose(0, 1, 3, 2)) for part in (x, test_x))
-        if split == "letters":  # whose labels count from one
+        if split == "letters":  # the labels of this split start at 1
             y, test_y = y - 1, test_y - 1
     names = EMNIST_CLASSES.get(EMNIST_SPLITS[split], DIGITS)
     if split == "byclass" and classes == 47:
@@ -114,18 +115,18 @@ def load_emnist(
 
 
 def read_idx(path: Path) -> Array:
-    """An idx file of bytes, gzipped or not, checked against the length its header promises."""
+    """Read an idx file of bytes, gzipped or not, and check its length against the shape in its header."""
     with reading(path):
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(data) < 4 or data[:3] != b"\0\0\x08":
         raise DataError(f"{path} is not an idx file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}")
     start = 4 + 4 * data[3]
     shape = [int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4)]
-    promised = start + int(np.prod(shape, dtype=object))
-    if len(data) != promised:
+    needed = start + int(np.prod(shape, dtype=object))
+    if len(data) != needed:
         size = " x ".join(str(length) for length in shape)
-        raise DataError(f"{path} is truncated or corrupt: {size} needs {promised} bytes, it has {len(data)}")
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()  # a copy is writable
+        raise DataError(f"{path} is truncated or corrupt: {size} needs {needed} bytes, and the file has {len(data)}")
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()  # frombuffer is read-only
 
 
 def _load(source: str, root: Path, classes: tuple[str, ...], normalise: str) -> Dataset:
@@ -139,8 +140,8 @@ def _load(source: str, root: Path, classes: tuple[str, ...], normalise: str) -> 
     return assemble(source, (x, y), (test_x, test_y), classes, normalise)
 
 
-def _idx(root: Path, folders: tuple[str, ...], names: list[str] | tuple[str, ...]) -> list[Path] | None:
-    """The four files of one folder."""
+def _find_idx(root: Path, folders: tuple[str, ...], names: list[str] | tuple[str, ...]) -> list[Path] | None:
+    """Find the first folder that has all files of these names, plain or gzipped, and return their paths."""
     for folder in folders:
         files = [find(root, [folder], [name, f"{name}.gz"]) for name in names]
         if all(files):
@@ -158,9 +159,9 @@ def _read(files: list[Path]) -> tuple[Array, Array, Array, Array]:
         (y, test_y), _ = as_labels([arrays["y"], arrays["test_y"]], None, path)
         return x, y, test_x, test_y
     images, labels, test_images, test_labels = (read_idx(path) for path in files)
-    for path, part, names in ((files[0], images, labels), (files[2], test_images, test_labels)):
-        if part.ndim != 3 or names.shape != part.shape[:1]:
-            raise DataError(f"{path} has shape {list(part.shape)}, and its label file {list(names.shape)}")
+    for path, x, y in ((files[0], images, labels), (files[2], test_images, test_labels)):
+        if x.ndim != 3 or y.shape != x.shape[:1]:
+            raise DataError(f"{path} has shape {list(x.shape)}, and its label file has shape {list(y.shape)}")
     return images[:, None], labels.astype(np.int64), test_images[:, None], test_labels.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Arrays in a .npz file: `x` and `y`, and optionally a test set, class names and clients."""
+"""Reads arrays from a .npz file: `x` and `y`, and optionally a test set, class names and clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError
+from equipoise.core.errors import DataError
+
 from .dataset import Dataset, assemble
 from .draw import Array
 from .files import reading
@@ -24,7 +25,7 @@ ALIASES = {
 
 
 def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Array]:
-    """The arrays of the file under the names of `ALIASES`; never a pickled object."""
+    """Read the arrays of the file, under the names that are the keys of `ALIASES`; pickled objects are refused."""
     with reading(path), path.open("rb") as stream:
         if not zipfile.is_zipfile(stream):
             raise DataError(f"{path} is truncated, or not made by numpy.savez")
@@ -43,9 +44,10 @@ def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Arra
 
 
 def load_npz(path: Path, *, test: float = 0.2, seed: int = 0, normalise: str = "pool") -> Dataset:
-    """Any .npz. Labels are names, or 0 to K - 1; K is the length of the array `classes` where there is one.
+    """Load a .npz file. Labels are class names, or numbers from 0 to K - 1.
 
-    A file without a test set gives the fraction `test` of each class to one (0: none), drawn by `seed`.
+    K is the length of the array `classes` if the file has one, else the largest label plus one. If the file has no
+    test set, the fraction `test` of each class is held out as one, drawn by `seed` (0: no test set).
     """
     arrays = read_npz(path)
     x, names = as_samples(arrays["x"], path), arrays.get("classes")
@@ -61,21 +63,21 @@ def load_npz(path: Path, *, test: float = 0.2, seed: int = 0, normalise: str = "
 
 
 def as_samples(x: Array, path: Path) -> Array:
-    """Images as [N, C, H, W], channels moved to the front; anything else numeric as float32."""
+    """Return images as [N, C, H, W], with the channels moved to the front, and any other numbers as float32."""
     if x.dtype.kind not in "buif" or x.ndim < 2:
-        raise DataError(f"{path}: features must be numbers in two dimensions or more, not {x.dtype} {list(x.shape)}")
+        raise DataError(f"{path}: samples must be numbers in two dimensions or more, not {x.dtype} {list(x.shape)}")
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     if x.dtype == np.uint8 and x.ndim == 4:
         return x
-    with np.errstate(over="ignore"):  # an overflow becomes inf, which the data set refuses by row
+    with np.errstate(over="ignore"):  # an overflow becomes inf, and the check of the data set then names the row
         return x.astype(np.float32, copy=False)
 
 
 def as_labels(parts: list[Array], known: tuple[str, ...] | None, path: Path) -> tuple[list[Array], tuple[str, ...]]:
-    """Training and test labels as int64, and the names of all classes."""
+    """Return the labels of each part as int64 class numbers, and the names of all classes."""
     if all(part.dtype.kind == "U" and part.ndim == 1 for part in parts):
         known = known or tuple(np.unique(np.concatenate(parts)).tolist())
         position = {name: c for c, name in enumerate(known)}
@@ -88,7 +90,9 @@ def as_labels(parts: list[Array], known: tuple[str, ...] | None, path: Path) -> 
     if known is None:
         largest = max((int(part.max()) for part in numbers if part.size), default=0)
         if largest >= max(10_000, sum(part.size for part in numbers)):
-            raise DataError(f"{path}: label {largest} means more classes than samples; labels are 0 to K - 1")
+            raise DataError(
+                f"{path}: label {largest} would mean more classes than samples; expected labels from 0 to K - 1"
+            )
         known = tuple(str(c) for c in range(largest + 1))
     return numbers, known
 
@@ -119,6 +123,6 @@ def _clients(arrays: dict[str, Array], path: Path) -> tuple[Array, tuple[str, ..
 
 
 def by_name(client: Array) -> tuple[Array, tuple[str, ...]]:
-    """Each sample's position in the sorted roster of names."""
+    """Return each sample's position in the sorted roster of client names, and the roster."""
     roster, position = np.unique(client, return_inverse=True)
     return position.astype(np.int64), tuple(roster.tolist())

@@ -1,8 +1,8 @@
-"""Division of a pool among clients, stored as offsets and indices: a few bytes for each client.
+"""Partitioners, which divide a pool of samples among clients.
 
-A maker is a frozen dataclass, called as `(y, num_classes, seed, client=None)`. All are exact, seeded and
-checked: no sample goes to two clients, and none is left out except where a maker says so. An empty client
-is possible only where the docstring of its maker allows it.
+A partitioner is a frozen dataclass that is called as `(y, num_classes, seed, client=None)`. Its result depends on
+these arguments only and is checked: no sample goes to two clients. Unless the docstring of a partitioner says
+otherwise, every sample is used and no client is empty.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, DataError
+from equipoise.core.errors import ConfigError, DataError
+
 from .dirichlet import Dirichlet, DirichletClients
 from .draw import Array, by_class, generator, shuffled, sort_by
 from .fields import choice, real, whole
@@ -24,10 +25,11 @@ SIZES = ("equal", "lognormal", "powerlaw")
 
 @dataclass(frozen=True)
 class IID:
-    """Every client draws from the same pool; sizes are equal (within one), or skewed.
+    """Gives every client a random part of the pool.
 
-    `lognormal`: sizes in proportion to exp(sigma * normal); `powerlaw`: to rank**-exponent, in random order
-    of clients. Every client gets at least one sample if there are enough; otherwise some are empty.
+    `sizes` is "equal" (within one sample), "lognormal" (in proportion to exp(sigma * normal)) or "powerlaw" (in
+    proportion to rank**-exponent, with the ranks in random order). Every client gets at least one sample if there
+    are enough; otherwise some clients are empty.
     """
 
     clients: int
@@ -81,10 +83,10 @@ class PowerLaw:
 class Mix:
     """CLIMB's mix: a share `alpha` of the pool is spread evenly, the rest is sorted by label and cut.
 
-    The pool is permuted once; its first int(n * alpha) samples (rounded down to a multiple of the clients)
-    are the even part. Both parts are cut into equal contiguous pieces and client i takes piece i of each.
-    All clients have n // clients samples: the tail of the permuted pool, less than one sample for each
-    client, is thrown away. At alpha = 0 a client holds one class, or two at a border between classes.
+    The pool is permuted once; its first int(n * alpha) samples (rounded down to a multiple of the number of
+    clients) are the even part. Both parts are cut into equal contiguous pieces, and client i gets piece i of each.
+    Every client has n // clients samples; the n % clients samples at the end of the permuted pool are not used. At
+    alpha = 0 a client holds one class, or two at a border between classes.
     """
 
     clients: int
@@ -107,10 +109,10 @@ class Mix:
 
 @dataclass(frozen=True)
 class Shards:
-    """The pool is sorted by label and cut into shards; every client gets `per_client` of them at random.
+    """Sorts the pool by label, cuts it into shards, and gives every client `per_client` of them at random.
 
-    Samples of one class are in random order. A client's shards have the same length (within one), and sizes
-    may be skewed as for `IID`, with the same rule for empty clients.
+    Samples of one class are in random order. The shards of one client have the same length (within one). `sizes`
+    and the rule for empty clients are those of `IID`.
     """
 
     clients: int
@@ -131,17 +133,17 @@ class Shards:
         draws = generator(seed, "shards")
         sizes = _sizes(len(y), self.clients, self.sizes, self.sigma, self.exponent, seed)
         lengths = _cut(sizes[:, None], np.arange(self.per_client), self.per_client).ravel()
-        place = shuffled(len(lengths), draws)  # the order of the shards along the sorted pool
+        order = shuffled(len(lengths), draws)  # the order of the shards along the sorted pool
         starts = np.empty_like(lengths)
-        starts[place] = bounds(lengths[place])[:-1]
+        starts[order] = bounds(lengths[order])[:-1]
         return gather(by_class(y, draws), starts, lengths, sizes).check(len(y))
 
 
 @dataclass(frozen=True)
 class Natural:
-    """The owners that the data come with.
+    """Uses the owners that the data come with.
 
-    `clients` is needed only where the last of them have no sample, as after an imbalance; such clients are
+    `clients` is needed only if the last clients have no samples, as may happen after an imbalance; such clients are
     empty.
     """
 
@@ -155,7 +157,7 @@ class Natural:
         class_counts(y, num_classes)
         if client is None:
             raise ConfigError(
-                "natural needs to know the owner of each sample, and this data set does not say: "
+                "natural needs the owner of each sample, and this data set has none: "
                 "name its client column, or choose another partition"
             )
         if client.shape != y.shape or client.dtype.kind not in "iu" or client.min() < 0:
@@ -165,7 +167,7 @@ class Natural:
             )
         sizes = np.bincount(client, minlength=self.clients or 0)
         if self.clients is not None and len(sizes) > self.clients:
-            raise ConfigError(f"natural: clients is {self.clients}, and the data have at least {len(sizes)}")
+            raise ConfigError(f"natural: clients is {self.clients}, and the data have at least {len(sizes)} clients")
         order = np.arange(len(y), dtype=np.int32 if len(y) < 2**31 else np.int64)
         return Partition(bounds(sizes), sort_by(client, order)).check(len(y))
 
@@ -183,12 +185,13 @@ PARTITIONS: dict[str, type[Any]] = {
 
 
 def _cut(total: Array, i: Array, parts: int) -> Array:
-    """Length of part i when `total` is cut into parts that differ by one at most, the longer ones first."""
+    """Return the length of part i if `total` is cut into parts that differ by at most one, the longer ones first."""
     lengths: Array = total // parts + (i < total % parts)
     return lengths.astype(np.int64)
 
 
 def _sizes(n: int, clients: int, kind: str, sigma: float, exponent: float, seed: int) -> Array:
+    """Return the number of samples of each client; see `IID`."""
     if kind == "equal":
         return _cut(np.array(n), np.arange(clients), clients)
     draws = generator(seed, "sizes")

@@ -1,4 +1,4 @@
-"""A division of a pool among clients, and the ways to cut one."""
+"""The result of a partitioner, and the functions with which partitioners make it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import DataError
+from equipoise.core.errors import DataError
+
 from .draw import Array, by_class
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client i owns `indices[offsets[i]:offsets[i + 1]]`."""
+    """A division of a pool among clients: client i owns the samples `indices[offsets[i]:offsets[i + 1]]`."""
 
     offsets: Array
     indices: Array
@@ -26,17 +27,20 @@ class Partition:
         return np.diff(self.offsets)
 
     def client(self, i: int) -> Array:
-        """The samples of client i."""
+        """Return the indices of the samples of client i."""
         if not 0 <= i < len(self):
-            raise IndexError(f"client {i} of {len(self)}")
+            raise IndexError(f"there is no client {i}: the partition has {len(self)} clients")
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def over(self, kept: Array) -> Partition:
-        """The same division of `kept`: positions in a chosen part of the pool become its indices."""
+        """Translate a partition of the array `kept` into one of the pool: each index i becomes `kept[i]`."""
         return Partition(self.offsets, kept[self.indices])
 
     def check(self, n: int) -> Partition:
-        """Itself, if offsets are in order and each of `n` samples has at most one owner."""
+        """Return the partition if its offsets do not decrease and each of `n` samples has at most one owner.
+
+        Otherwise raise DataError.
+        """
         if len(self.offsets) < 2 or self.offsets[0] != 0 or self.offsets[-1] != len(self.indices):
             raise DataError("a partition's offsets must go from 0 to the number of its indices")
         if (self.offsets[1:] < self.offsets[:-1]).any():
@@ -55,19 +59,19 @@ class Partitioner(Protocol):
 
 
 def even_size(name: str, n: int, clients: int) -> int:
-    """How many samples each client gets where all get the same."""
+    """Return how many of n samples each client gets if all clients get the same number."""
     if n < clients:
-        raise DataError(f"{name}: {clients} clients of one sample or more need {clients}, and there are {n}")
+        raise DataError(f"{name}: {clients} clients need at least {clients} samples, and there are {n}")
     return n // clients
 
 
 def bounds(sizes: Array) -> Array:
-    """Where parts of the given sizes begin, and where the last one ends."""
+    """Return the offsets at which consecutive parts of the given sizes begin, and the end of the last part."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def apportion(total: int, weights: Array) -> Array:
-    """Whole numbers in proportion to weights, each within one of its share, with the exact sum.
+    """Divide `total` into whole numbers in proportion to the weights, each within one of its exact share.
 
     >>> apportion(10, np.array([1.0, 1.0, 2.0])).tolist()
     [2, 3, 5]
@@ -78,14 +82,17 @@ def apportion(total: int, weights: Array) -> Array:
 
 
 def gather(order: Array, starts: Array, lengths: Array, sizes: Array) -> Partition:
-    """Stretches of `order` put one after another; every client owns a whole number of them."""
+    """Concatenate the pieces `order[start:start + length]`, and divide the result into clients of the given sizes.
+
+    Every client must own a whole number of pieces.
+    """
     position = np.repeat(starts - bounds(lengths)[:-1], lengths)
     position += np.arange(len(position))
     return Partition(bounds(sizes), order[position])
 
 
 def divide(y: Array, table: Array, draws: np.random.Generator) -> Partition:
-    """Random samples of each class [K] to each client [N], as many as the table says."""
+    """Give client i `table[i, c]` random samples of each class c."""
     counts = np.bincount(y, minlength=table.shape[1])
     starts = bounds(counts)[:-1] + np.cumsum(table, axis=0) - table
     return gather(by_class(y, draws), starts.ravel(), table.ravel(), table.sum(axis=1)).check(len(y))

@@ -1,4 +1,7 @@
-"""Samples in one file or folder, with their labels or without. Labels stay names: others may have further classes."""
+"""Reads the samples of one file or folder, with or without labels.
+
+Labels stay class names, because other files may have classes that this one has not.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError, nearest
+from equipoise.core.errors import DataError, nearest
+
 from .dataset import check_part, check_samples
 from .draw import Array
 from .folders import read_images
@@ -20,9 +24,9 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 @dataclass(frozen=True, eq=False)
 class Samples:
     x: Array = field(repr=False)
-    labels: Array | None = field(repr=False)  # names; none where they are not known
-    features: tuple[str, ...] = ()  # of a table: the columns, in the order of x
-    files: tuple[str, ...] = ()  # of images: where each lies in its folder
+    labels: Array | None = field(repr=False)  # class names; None if they are not known
+    columns: tuple[str, ...] = ()  # for a table: names of the columns of x, in their order
+    files: tuple[str, ...] = ()  # for images: the path of each, relative to the folder
 
     def __len__(self) -> int:
         return len(self.x)
@@ -34,14 +38,15 @@ def read_samples(
     label: str | None = None,
     drop: tuple[str, ...] = (),
     delimiter: str = ",",
-    features: tuple[str, ...] | None = None,
+    columns: tuple[str, ...] | None = None,
     labelled: bool = True,
     grey: bool = False,
 ) -> Samples:
-    """A table with a column of labels, an .npz with x and y, or a folder with a folder of images for each class.
+    """Read a table, an .npz file with x and y, or a folder that has one folder of images for each class.
 
-    With `features`, a table gives just these columns in this order; without `label`, its labels are not read.
-    Unless `labelled`, an .npz needs no y, and a folder of images no folders. `grey` images have one channel.
+    For a table, `label` names the column of labels (None: labels are not read), and `columns` the columns to read, in
+    this order (None: all except the label and those in `drop`). With `labelled = False`, an .npz file needs no y, and
+    images may lie directly in the folder. With `grey`, images are read with one channel.
     """
     if path.is_dir():
         return _folder(path, labelled, grey)
@@ -52,12 +57,12 @@ def read_samples(
         raise DataError(f"{path}: expected a .csv, .parquet or .npz file, or a folder of images")
     if suffix == ".npz":
         return _arrays(path, labelled)
-    table = read_table(path, label, drop, delimiter, features)
-    return Samples(table.x, None if label is None else _spelled(table.text[label]), table.features)
+    table = read_table(path, label, drop, delimiter, columns)
+    return Samples(table.x, None if label is None else _canonical(table.text[label]), table.columns)
 
 
-def _spelled(labels: Array) -> Array:
-    """Whole numbers alike at every site: "1.0" and "1" are one class."""
+def _canonical(labels: Array) -> Array:
+    """Write labels that are whole numbers in one way, so that "1.0" at one site and "1" at another are one class."""
     try:
         numbers = labels.astype(np.float64)
     except ValueError:
@@ -83,15 +88,15 @@ def _folder(path: Path, labelled: bool, grey: bool) -> Samples:
     patterns = ("*/*",) if labelled else ("*", "*/*")
     files = sorted(f for pattern in patterns for f in path.glob(pattern) if f.suffix.lower() in IMAGES)
     if not files:
-        where = f"in folders named by class, such as {path / 'CLASS' / 'picture.png'}" if labelled else "in it"
-        raise DataError(f"{path} has no images ({', '.join(IMAGES)}) {where}")
+        where = f" in folders named by class, such as {path / 'CLASS' / 'picture.png'}" if labelled else ""
+        raise DataError(f"{path} has no images ({', '.join(IMAGES)}){where}")
     names = tuple(f.relative_to(path).as_posix() for f in files)
     labels = np.array([f.parent.name for f in files]) if labelled else None
     return Samples(read_images(files, grey), labels, files=names)
 
 
 def positions(labels: Array, classes: tuple[str, ...], of: str) -> Array:
-    """Names of classes as numbers; `of` says whose classes they are."""
+    """Turn class names into class numbers; `of` says in the error whose classes they are, such as "this run"."""
     place = {name: number for number, name in enumerate(classes)}
     for name in np.unique(labels).tolist():
         if name not in place:
@@ -100,7 +105,7 @@ def positions(labels: Array, classes: tuple[str, ...], of: str) -> Array:
 
 
 def in_order(classes: set[str]) -> tuple[str, ...]:
-    """Names of classes as every site lists them: numbers by their value, names by the alphabet.
+    """Sort class names: by value if all of them are whole numbers, else alphabetically.
 
     >>> in_order({"10", "9", "2"}), in_order({"b", "a"})
     (('2', '9', '10'), ('a', 'b'))

@@ -1,4 +1,4 @@
-"""Every source of data by name, and the one function that loads them."""
+"""The data sources by name, and the function that loads any of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ConfigError, DataError, nearest
+from equipoise.core.errors import ConfigError, DataError, nearest
+
 from .cifar import find_cifar10, find_cifar100, load_cifar10, load_cifar100
 from .dataset import Dataset
 from .files import data_root
@@ -97,14 +98,14 @@ SOURCES: dict[str, Source] = {
 }
 
 FILES: dict[str, tuple[str, Callable[..., Dataset]]] = {
-    ".npz": ("your own arrays x, y (test_x, test_y, client, classes)", load_npz),
-    ".csv": ("your own table: numeric features, a label column, perhaps a client column", load_csv),
-    ".parquet": ("your own table: numeric features, a label column, perhaps a client column", load_parquet),
+    ".npz": ("your own arrays: x and y; optionally test_x, test_y, client, classes", load_npz),
+    ".csv": ("your own table: numeric columns, a label column, optionally a client column", load_csv),
+    ".parquet": ("your own table: numeric columns, a label column, optionally a client column", load_parquet),
 }
 
 
 def load(source: str, data_dir: str | Path | None = None, **options: Any) -> Dataset:
-    """The data set that `source` names: one of `SOURCES`, the path of a file, or "hub:owner/name".
+    """Load the data set `source`: a name in `SOURCES`, the path of a file, or "hub:owner/name".
 
     >>> load("digits").x.shape
     (1438, 1, 8, 8)
@@ -118,7 +119,7 @@ def load(source: str, data_dir: str | Path | None = None, **options: Any) -> Dat
 
 
 def available(data_dir: str | Path | None = None) -> list[Available]:
-    """All sources; `found` says whether each could be loaded now."""
+    """List all sources; `found` says whether a source can be loaded now."""
     root = data_root(data_dir)
     named = [Available(name, s.description, s.files, bool(s.find(root))) for name, s in SOURCES.items()]
     needed = {".parquet": ("the file, and pyarrow", "pyarrow")}
@@ -151,7 +152,7 @@ def _reader(source: str, root: Path) -> tuple[Callable[..., Dataset], Path | str
 
 
 def _existing(source: str, root: Path) -> Path:
-    """A file of the user's, relative to the working folder or to the folder of data sets."""
+    """Find a user's file, relative to the working directory or to the folder of data sets."""
     for candidate in (Path(source).expanduser(), root / source):
         if candidate.is_file():
             return candidate

@@ -1,1 +1,1 @@
-"""Real clients: the same methods when the data sit on different machines, carried by Flower."""
+"""Real sites: the same methods for data that stay on different machines, with Flower as transport."""

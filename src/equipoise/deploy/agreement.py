@@ -1,4 +1,4 @@
-"""What the server and all sites agree on before the first round. It is small, and travels with every request."""
+"""What the server and all sites agree on before the first round. Every request to a site contains the agreement."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 
+from equipoise.core.federation import Federation
+from equipoise.core.local import Local
+from equipoise.core.network import Network
 from equipoise.data.samples import positions
-from equipoise.deploy.wire import WireError
-from equipoise.federation import Federation
-from equipoise.local import Local
-from equipoise.network import Network
-from equipoise.predict import Card
+from equipoise.deploy.transport.wire import WireError
+from equipoise.runs.predict import Card
 
 
 @dataclass(frozen=True)
 class Agreement:
-    run: str  # a name that no other run has
-    roster: tuple[str, ...]  # the sites, sorted: a client's number is its place
+    run: str  # a unique name of the run
+    roster: tuple[str, ...]  # the names of the sites, sorted; a client's number is its position here
     classes: tuple[str, ...]
-    shape: tuple[int, ...]  # of a sample
+    shape: tuple[int, ...]  # the shape of one sample
     dtype: str  # "uint8" for images, else "float32"
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    features: tuple[str, ...]  # of tables: the columns and their order
+    columns: tuple[str, ...]  # only for tables: the names of the columns, in their order
     model: str
     method: str
     precision: str
     seed: int
-    held_out: float  # the share of each class that a site keeps for evaluation
+    held_out: float  # the share of each class that a site holds out for evaluation
     model_options: dict[str, Any] = field(default_factory=dict)
     data_options: dict[str, Any] = field(default_factory=dict)  # how a site reads its file: the label column, ...
 
@@ -42,20 +42,22 @@ class Agreement:
     def from_dict(cls, raw: dict[str, Any]) -> Agreement:
         try:
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+            if "features" in fields:  # the name of the field in run folders written before it became `columns`
+                fields["columns"] = fields.pop("features")
             agreement = cls(**fields)
         except (TypeError, AttributeError) as error:
             raise WireError(f"the server speaks another version of Equipoise ({error})") from error
-        run = agreement.run  # of which a site makes the name of a folder
+        run = agreement.run  # a site uses it as the name of a folder
         if not isinstance(run, str) or not re.fullmatch(r"[\w-]{1,64}", run, re.ASCII):
             raise WireError(f"the name of the run is {run!r}, expected letters, digits, - and _")
         return agreement
 
     def network(self) -> Network:
-        """A network of the agreed kind; its numbers come from the server."""
+        """A network with the agreed architecture; its parameters come from the server."""
         return self.card().network()
 
     def card(self) -> Card:
-        """What a site needs to use the model that comes of it."""
+        """What a site needs to use the trained model."""
         return Card(
             name=self.model,
             classes=self.classes,
@@ -65,13 +67,13 @@ class Agreement:
             std=self.std,
             precision=self.precision,  # type: ignore[arg-type]
             options=self.model_options,
-            features=self.features,
+            columns=self.columns,
             label=self.data_options.get("label"),
             delimiter=self.data_options.get("delimiter", ","),
         )
 
     def federation(self, x: np.ndarray, y: np.ndarray, client: int, **parts: Any) -> Federation:
-        """The federation as one of its members sees it: all clients but one are empty."""
+        """The federation as one client sees it: all other clients are empty."""
         sizes = torch.zeros(len(self.roster), dtype=torch.int64)
         sizes[client] = len(y)
         return Federation(
@@ -85,10 +87,10 @@ class Agreement:
             std=self.std,
             seed=self.seed,
             roster=self.roster,
-            columns=self.features,
+            columns=self.columns,
             **{"local": Local(), **parts},
         )
 
     def encode(self, labels: np.ndarray) -> np.ndarray:
-        """Names of classes as numbers."""
+        """The labels as class numbers."""
         return positions(labels, self.classes, "this run")

@@ -1,52 +1,52 @@
-"""The server: a run as `equipoise run` makes it, whose clients are sites that join over the network."""
+"""The server: a run like that of `equipoise run`, but its clients are sites that join over the network."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.config import Config
+from equipoise.core.errors import CheckpointError, ConfigError
 from equipoise.deploy import server
-from equipoise.deploy.carrier import CarrierLost
-from equipoise.deploy.link import Door, link
-from equipoise.errors import CheckpointError, ConfigError
-from equipoise.experiment import Record
-from equipoise.folder import RunFolder
-from equipoise.runs import Watch
+from equipoise.deploy.transport.carrier import CarrierLost
+from equipoise.deploy.transport.link import Door, link
+from equipoise.runs.config import Config
+from equipoise.runs.folder import RunFolder
+from equipoise.runs.run import Watch
+from equipoise.runs.training import Record
 
-Lost = Callable[[], str | None]  # why the run cannot go on; None while it can
+Lost = Callable[[], str | None]  # returns why the run cannot go on, or None while it can
 
 
 def serve(config: Config, out: Path, door: Door, watch: Watch = Watch(), lost: Lost = lambda: None) -> Record:
-    """Carry out a config with real sites, in a new folder."""
+    """Train a config with real sites, in a new run folder."""
     server.check(config)
     sites = roster(config, door)
     door.check(sites)
     with RunFolder.create(out, config.to_dict()) as folder:
         folder.write("door", {**door.to_dict(), "sites": sites})
-        return _carry_out(config, folder, door, sites, watch, lost)
+        return _serve(config, folder, door, sites, watch, lost)
 
 
 def resume(path: Path, watch: Watch = Watch()) -> Record:
-    """Go on with such a run; sites that are waiting come back by themselves."""
+    """Go on with a run of `serve` from its folder; sites that still run connect again by themselves."""
     with RunFolder.open(path) as folder:
         result = folder.read("result")
         if result is not None:
-            watch.say(f"{path} is finished already")
+            watch.notify(f"{path} is finished already")
             return result
         written = folder.read("door")
         if written is None:
             raise CheckpointError(f"{path} is not a run with real sites: it has no door.json")
-        # A site that was given a key since then is not part of this run.
+        # The sites are those of the first start: a site that got its key later is not part of this run.
         door, sites = Door.from_dict(written), tuple(written["sites"])
         if door.certs is not None and not door.certs.is_dir():
             raise ConfigError(f"{path} was served with {door.certs}, which is gone; a try-out cannot be resumed")
         door.check(sites)
-        return _carry_out(Config.from_dict(folder.config), folder, door, sites, watch)
+        return _serve(Config.from_dict(folder.config), folder, door, sites, watch)
 
 
 def roster(config: Config, door: Door) -> tuple[str, ...]:
-    """Who is expected: the sites of the config, or all that have a key."""
+    """The names of the expected sites: those in the config, or all that have a key."""
     named = config.deploy.sites
     if named is None and door.certs is None:
         raise ConfigError(
@@ -58,7 +58,7 @@ def roster(config: Config, door: Door) -> tuple[str, ...]:
     return tuple(sorted(named or known))
 
 
-def _carry_out(
+def _serve(
     config: Config,
     folder: RunFolder,
     door: Door,
@@ -68,8 +68,8 @@ def _carry_out(
 ) -> Record:
     limit = config.deploy.message_mib << 20
     try:
-        with link(door, sites, folder.path / "logs", limit, watch.say, lost) as (carrier, names):
-            watch.say(f"sites join at {door.address}")
+        with link(door, sites, folder.path / "logs", limit, watch.notify, lost) as (carrier, names):
+            watch.notify(f"sites join at {door.address}")
             return server.train(config, folder, carrier, names, watch, sites)
     except CarrierLost as error:
         raise CarrierLost(f"{error}; `equipoise resume {folder.path}` goes on from the last checkpoint") from error

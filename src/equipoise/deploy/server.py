@@ -1,4 +1,4 @@
-"""The server of real sites: waits for them, agrees with them on classes and scale, and carries out the run."""
+"""The server of a run with real sites: it waits for them, agrees on classes and scale with them, and trains."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise import __version__, models, runs
-from equipoise.config import Config
+from equipoise import __version__, models
+from equipoise.core.errors import ConfigError, DataError, TrainingError
+from equipoise.core.federation import Federation, Split
+from equipoise.core.local import Local
+from equipoise.core.network import initialised
+from equipoise.core.questions import ClassCounts
 from equipoise.data import minority as rare_classes
 from equipoise.data.dataset import normalisation
 from equipoise.data.samples import in_order, read_samples
 from equipoise.deploy.agreement import Agreement
-from equipoise.deploy.carrier import Carrier
+from equipoise.deploy.flower import Flower, Patience
 from equipoise.deploy.roll import Roll
-from equipoise.engines.flower import Flower, Patience
-from equipoise.errors import ConfigError, DataError, TrainingError
-from equipoise.experiment import Record
-from equipoise.federation import Federation, Split, initialised
-from equipoise.folder import RunFolder
-from equipoise.local import Local
-from equipoise.questions import ClassCounts
-from equipoise.runs import Watch
+from equipoise.deploy.transport.carrier import Carrier
+from equipoise.methods.registry import parse
+from equipoise.runs import run
+from equipoise.runs.config import Config
+from equipoise.runs.federate import label
+from equipoise.runs.folder import RunFolder
+from equipoise.runs.run import Watch
+from equipoise.runs.training import Record
 
-SITE_OPTIONS = ("label", "drop", "delimiter")  # of data.options: how a site reads its file
+SITE_OPTIONS = ("label", "drop", "delimiter")  # the keys of data.options that say how a site reads its file
 
 
 def check(config: Config) -> None:
-    """Refuse, before anything is started, what cannot be served."""
-    runs.parse_method(config.method)
+    """Refuse a config that real sites cannot train, before anything is started."""
+    parse(config.method)
     train = config.train
     if train.precision not in ("auto", "float32", "float64"):
         raise ConfigError(f"train.precision = {train.precision!r}: with real sites, expected float32 or float64")
@@ -51,18 +55,19 @@ def train(
     watch: Watch = Watch(),
     roster: tuple[str, ...] | None = None,
 ) -> Record:
-    """Carry out, or go on with, the run of a folder. `names` binds nodes to sites by their keys.
+    """Train the run of a folder, from its start or from its last checkpoint.
 
-    `roster` is who is expected: the sites of the config, or all that have a key.
+    `names` has the name of each node as its key proves it. `roster` has the names of the expected sites, where the
+    config does not list them.
     """
     roster = tuple(sorted(config.deploy.sites or roster or ()))
     if not roster:
         raise ConfigError("deploy.sites: no site is named; expected a list such as ['site_a', 'site_b']")
-    roll = Roll(roster, names, say=watch.say)
+    roll = Roll(roster, names, say=watch.notify)
     saved = folder.read("agreement")
     agreement = None if saved is None else Agreement.from_dict(saved)
     roll.hello = {"data_options": _options(config), "ask_classes": config.deploy.classes is None}
-    _gather(roll, carrier, config.deploy.wait, watch)
+    _wait_for_sites(roll, carrier, config.deploy.wait, watch)
     make = _engines(config, carrier, roll, watch)
     if agreement is None:
         agreement = _agree(config, roll, make)
@@ -71,20 +76,20 @@ def train(
     counts = engine.ask(ClassCounts(len(agreement.classes)), {}, {})["counts"]
     fed = _with_counts(config, engine.fed, counts)
     engine.fed = fed
-    described = runs.describe(fed) | {"sites": list(roster), "sizes": None}
+    described = run.describe(fed) | {"sites": list(roster), "sizes": None}
     folder.write("federation", described)
     folder.write("plan", {"engine": "flower", "precision": agreement.precision, "equipoise": __version__})
-    runs.warn(fed, watch)
+    run.warn(fed, watch)
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
-    # A round takes seconds here and a checkpoint a moment: none of them is worth losing.
+    # A round takes seconds here and a checkpoint much less, so every round gets a checkpoint.
     often = config.train.model_copy(update={"checkpoint_every": 1, "checkpoint_seconds": 0.0})
-    return runs.carry_out(config.model_copy(update={"train": often}), fed, engine, folder, watch)
+    return run.train_in_folder(config.model_copy(update={"train": often}), fed, engine, folder, watch)
 
 
-def _gather(roll: Roll, carrier: Carrier, wait: float, watch: Watch) -> None:
-    """Wait until every site is there: what is asked before the first round is asked of all."""
+def _wait_for_sites(roll: Roll, carrier: Carrier, wait: float, watch: Watch) -> None:
+    """Wait until all sites have joined: the requests before the first round go to every site."""
     until = time.monotonic() + wait
-    watch.say(f"waiting for {', '.join(roll.roster)}")
+    watch.notify(f"waiting for {', '.join(roll.roster)}")
     while len(there := roll.call(carrier)) < len(roll.roster):
         if time.monotonic() > until:
             missing = [name for number, name in enumerate(roll.roster) if number not in there]
@@ -99,12 +104,12 @@ def _agree(config: Config, roll: Roll, make: Callable[[Agreement], Flower]) -> A
     first, *others = sorted(roll.hellos)
     hello = roll.hellos[first]
     for other in others:
-        _alike(first, hello, other, roll.hellos[other])
+        _check_alike(first, hello, other, roll.hellos[other])
     classes = in_order({str(name) for hello in roll.hellos.values() for name in hello.get("classes", ())})
     if config.deploy.classes is not None:
         classes = tuple(config.deploy.classes)
     if len(classes) < 2:
-        raise DataError(f"the sites have {len(classes)} class between them, expected at least 2")
+        raise DataError(f"the sites have {len(classes)} classes in all ({', '.join(classes)}), expected at least 2")
     channels = hello["shape"][0]
     agreement = Agreement(
         run=uuid.uuid4().hex[:12],
@@ -114,9 +119,9 @@ def _agree(config: Config, roll: Roll, make: Callable[[Agreement], Flower]) -> A
         dtype=hello["dtype"],
         mean=(0.0,) * channels,
         std=(1.0,) * channels,
-        features=tuple(hello["features"]),
+        columns=tuple(hello["columns"]),
         model=config.model.name,
-        method=str(runs.parse_method(config.method)),
+        method=str(parse(config.method)),
         precision="float32" if config.train.precision == "auto" else config.train.precision,
         seed=config.train.seed,
         held_out=config.deploy.held_out,
@@ -129,18 +134,22 @@ def _agree(config: Config, roll: Roll, make: Callable[[Agreement], Flower]) -> A
         return replace(agreement, mean=mean, std=std)
     mean = make(agreement).moments(None)
     variance = make(agreement).moments(mean)
-    # A feature that is the same everywhere stays at zero.
+    # A feature with the same value everywhere is only centred, so that it becomes zero.
     std = tuple(s if (s := math.sqrt(v)) > 1e-9 * abs(m) else 1.0 for m, v in zip(mean, variance, strict=True))
     return replace(agreement, mean=mean, std=std)
 
 
-def _alike(first: str, a: dict[str, Any], other: str, b: dict[str, Any]) -> None:
-    for name in sorted(set(a["features"]) ^ set(b["features"])):
-        have, lack = (first, other) if name in a["features"] else (other, first)
-        raise DataError(f"{have} has a column {name!r} that {lack} has not; leave it out with data.options.drop")
+def _check_alike(first: str, a: dict[str, Any], other: str, b: dict[str, Any]) -> None:
+    for name in sorted(set(a["columns"]) ^ set(b["columns"])):
+        have, lack = (first, other) if name in a["columns"] else (other, first)
+        raise DataError(
+            f"{have} has a column {name!r} that {lack} does not have; leave it out with data.options.drop"
+        )
     for key, what in {"version": "Equipoise", "shape": "samples of shape", "dtype": "samples of type"}.items():
         if a[key] != b[key]:
-            raise DataError(f"{first} has {what} {a[key]}, and {other} {b[key]}; expected the same at every site")
+            raise DataError(
+                f"{first} has {what} {a[key]}, but {other} has {what} {b[key]}; expected the same at every site"
+            )
 
 
 def _engines(config: Config, carrier: Carrier, roll: Roll, watch: Watch) -> Callable[[Agreement], Flower]:
@@ -148,13 +157,13 @@ def _engines(config: Config, carrier: Carrier, roll: Roll, watch: Watch) -> Call
     patience = Patience(deploy.deadline, deploy.wait, deploy.minimum, deploy.message_mib << 20)
 
     def make(agreement: Agreement) -> Flower:
-        return Flower(_federation(config, agreement), agreement, carrier, roll, patience=patience, say=watch.say)
+        return Flower(_federation(config, agreement), agreement, carrier, roll, patience=patience, say=watch.notify)
 
     return make
 
 
 def _federation(config: Config, agreement: Agreement) -> Federation:
-    """The federation as the server has it: no sample of any site."""
+    """The federation as the server sees it, without any sample of the sites."""
     sites = len(agreement.roster)
     cohort = config.train.cohort
     if isinstance(cohort, float):
@@ -168,7 +177,7 @@ def _federation(config: Config, agreement: Agreement) -> Federation:
             lambda: models.build(agreement.model, agreement.shape, len(agreement.classes), **agreement.model_options),
             agreement.seed,
         ),
-        offsets=torch.arange(sites + 1),  # how many samples each has, it keeps to itself
+        offsets=torch.arange(sites + 1),  # as if every site had one sample: a site does not reveal its number
         local=Local(**config.local.build(config.train.rounds)),
         cohort=cohort or 0,
         auxiliary=_split(config.deploy.auxiliary, agreement),
@@ -177,10 +186,10 @@ def _federation(config: Config, agreement: Agreement) -> Federation:
 
 
 def _split(path: str | None, agreement: Agreement) -> Split | None:
-    """Samples of the server's own."""
+    """The samples in a file at the server."""
     if path is None:
         return None
-    samples = read_samples(Path(path), **agreement.data_options, features=agreement.features or None)
+    samples = read_samples(Path(path), **agreement.data_options, columns=agreement.columns or None)
     if samples.labels is None or samples.x.shape[1:] != agreement.shape:
         raise DataError(f"{path}: samples of shape {list(samples.x.shape[1:])}, expected {list(agreement.shape)}")
     return Split(torch.from_numpy(samples.x), torch.from_numpy(agreement.encode(samples.labels)))
@@ -188,7 +197,7 @@ def _split(path: str | None, agreement: Agreement) -> Split | None:
 
 def _with_counts(config: Config, fed: Federation, counts: torch.Tensor) -> Federation:
     named = config.data.minority
-    rare = rare_classes(counts.tolist()) if named is None else [runs.label(name, fed.classes) for name in named]
+    rare = rare_classes(counts.tolist()) if named is None else [label(name, fed.classes) for name in named]
     return replace(fed, counts=counts, minority=tuple(rare))
 
 

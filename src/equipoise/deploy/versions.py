@@ -1,8 +1,8 @@
-"""What a site keeps between messages: the memories of its methods, by (round, phase).
+"""The memories that methods keep at a site between messages, one file for each version (round, phase).
 
-Every request names the version that it builds on and the one that it makes. A repeated request finds its base again
-and makes the same version; a reply that the server never used is a version that nobody builds on. So nothing is ever
-applied twice, and a server that goes back to its last checkpoint finds the memories of that moment.
+Every request names the version that it builds on and the version that it makes. A repeated request reads the same
+old version and writes the same new one. If the server never used a reply, no later request builds on its version. So
+nothing is applied twice, and a server that goes back to its last checkpoint finds the memories of that time.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import NamedTuple
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from equipoise import tree
-from equipoise.checkpoint import write_atomically
-from equipoise.deploy.wire import WireError
-from equipoise.errors import CheckpointError
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.errors import CheckpointError
+from equipoise.core.tree import Tree
+from equipoise.deploy.transport.wire import WireError
+from equipoise.runs.checkpoint import write_atomically
 
-KEPT_ROUNDS = 2  # before the one at hand, whatever the server names
+KEPT_ROUNDS = 2  # earlier rounds whose last version is kept in any case
 
 
 class Version(NamedTuple):
-    round: int  # -1: before the first
+    round: int  # -1 means before the first round
     phase: int
 
 
-NEVER = Version(-2, 0)  # the version of a client that was never seen
+NEVER = Version(-2, 0)  # the version of a client that has no memories yet
 
 
 class MemoryLost(WireError):
-    """The server names a version that is not here."""
+    """The server builds on a version that this site does not have."""
 
 
 class Versions:
@@ -53,7 +53,7 @@ class Versions:
             ) from error
 
     def write(self, version: Version, needed: Collection[Version], memory: Tree) -> None:
-        """Keep a version, and forget the earlier ones but those needed: what the server may yet come back to."""
+        """Write a version, and delete earlier rounds except those in `needed`, to which the server may go back."""
         content = save({name: leaf.contiguous() for name, leaf in tree.flatten(memory).items()})
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,7 +61,7 @@ class Versions:
         except OSError as error:
             raise CheckpointError(f"cannot write {self._file(version)}: {error.strerror or error}") from error
         earlier = [v for v in self.all() if v.round < version.round]
-        last = {v.round: v for v in earlier}  # they come in order: of each round the last
+        last = {v.round: v for v in earlier}  # `all` is sorted, so this is the last version of each round
         kept = {*needed, *list(last.values())[-KEPT_ROUNDS:]}
         for old in earlier:
             if old not in kept:

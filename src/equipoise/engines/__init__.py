@@ -1,8 +1,11 @@
-"""Engines carry out a round: they are all that differs between a simulation and the real world."""
+"""Engines that simulate the clients on this machine: `Serial` one at a time, `Stacked` many at once."""
 
-from equipoise.engines.base import Engine
-from equipoise.engines.serial import Serial
+from equipoise.core import speed
+from equipoise.engines.serial import Serial as Serial
+from equipoise.engines.simulator import Simulator as Simulator
 from equipoise.engines.stacked import Stacked
-from equipoise.engines.sums import Sums
 
-__all__ = ["Engine", "Serial", "Stacked", "Sums"]
+
+def stacked_engine() -> type[Stacked]:
+    """The stacked engine, in the faster form that compiles and records its programs where the room `fast` is on."""
+    return speed.faster("stacked engine", Stacked)

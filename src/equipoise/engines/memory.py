@@ -1,4 +1,4 @@
-"""What methods keep at the clients, in a simulation: one row per client that was seen, and none for the others."""
+"""What methods keep at the clients, in a simulation: one row per client visited so far, none for the others."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from equipoise import tree
-from equipoise.engines.recent import Recent
-from equipoise.engines.transfer import there
-from equipoise.errors import TrainingError
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.errors import TrainingError
+from equipoise.core.tree import Tree
+from equipoise.engines.cohort_cache import CohortCache
+from equipoise.engines.transfer import to_device
 
 GIB = 1 << 30
 
 
 class Memories:
-    """What every method of a chain keeps. Each has its own rows: asking all clients for a number must not make room
-    for a model at each of them."""
+    """What every method of a chain keeps. Each method has a stack of its own: a method that keeps one number at every
+    client must not make another one, which keeps a model, allocate a row for each of them."""
 
     def __init__(self, initial: Tree, clients: int, limit: int) -> None:
         self.methods = {name: ClientMemory(name, own, clients, limit) for name, own in initial.items()}
@@ -32,7 +32,7 @@ class Memories:
                 self.methods[name].put(ids, new)
 
     def seen(self, names: Iterable[str]) -> Tree:
-        """The memories of every client seen, of these methods."""
+        """What the named methods keep at every client visited so far, one row per client."""
         return {name: own.save()["rows"] for name in names if (own := self.methods[name]).seen}
 
     def save(self) -> Tree:
@@ -52,23 +52,23 @@ class ClientMemory:
         self.empty = self.row_bytes == 0
         self.place = torch.full((0 if self.empty else clients,), -1, dtype=torch.int32)
         self.seen = 0
-        self.slices = Recent()
+        self.slices = CohortCache()
         self.stack: Tree = tree.map(lambda leaf: leaf.new_empty(0, *leaf.shape), initial)
 
     def get(self, ids: Tensor) -> Tree:
-        """The memories of these clients; `initial` for those never seen."""
+        """The memories of these clients; `initial` for those never visited."""
         if self.empty:
             return self.initial
         if self.seen == 0:
             return tree.map(lambda leaf: leaf.expand(len(ids), *leaf.shape).clone(), self.initial)
-        if (together := self._together(ids)) is not None:
-            return tree.map(lambda stack: stack[together].clone(), self.stack)
+        if (adjacent := self._adjacent(ids)) is not None:
+            return tree.map(lambda stack: stack[adjacent].clone(), self.stack)
         place = self.place[ids].long()
         device = next(tree.leaves(self.initial)).device
-        known, row = place >= 0, there(place.clamp(min=0), device)
+        known, row = place >= 0, to_device(place.clamp(min=0), device)
         if bool(known.all()):
             return tree.rows(self.stack, row)
-        known = there(known, device)
+        known = to_device(known, device)
 
         def pick(stack: Tensor, initial: Tensor) -> Tensor:
             return torch.where(known.view(-1, *[1] * initial.dim()), stack[row], initial)
@@ -78,23 +78,23 @@ class ClientMemory:
     def put(self, ids: Tensor, memory: Tree) -> None:
         if self.empty:
             return
-        if self._together(ids) is None:
-            self._welcome(ids[self.place[ids] < 0])
-        if (together := self._together(ids)) is not None:
-            tree.map(lambda stack, values: stack[together].copy_(values), self.stack, memory)
+        if self._adjacent(ids) is None:
+            self._add_rows(ids[self.place[ids] < 0])
+        if (adjacent := self._adjacent(ids)) is not None:
+            tree.map(lambda stack, values: stack[adjacent].copy_(values), self.stack, memory)
             return
-        rows = there(self.place[ids].long(), next(tree.leaves(memory)).device)
+        rows = to_device(self.place[ids].long(), next(tree.leaves(memory)).device)
         tree.map(lambda stack, values: stack.index_copy_(0, rows, values), self.stack, memory)
 
-    def _welcome(self, new: Tensor) -> None:
-        """Those whom nobody has seen."""
+    def _add_rows(self, new: Tensor) -> None:
+        """Allocate rows for clients that were never visited."""
         if len(new := torch.unique(new)):  # a cohort drawn with replacement may name a client twice
             self._grow(self.seen + len(new))
             self.place[new] = torch.arange(self.seen, self.seen + len(new), dtype=torch.int32)
             self.seen += len(new)
 
-    def _together(self, ids: Tensor) -> slice | None:
-        """Their rows, where they follow one another: a slice is read and written faster."""
+    def _adjacent(self, ids: Tensor) -> slice | None:
+        """The clients' rows as a slice, which is read and written faster, where they follow one another."""
         found: slice | None = self.slices.of(ids, self.seen, find=lambda: _slice(self.place[ids].long()))
         return found
 

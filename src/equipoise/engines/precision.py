@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from equipoise.errors import ConfigError, nearest
+from equipoise.core.errors import ConfigError, nearest
 
 PRECISIONS = {
     "float32": torch.float32,

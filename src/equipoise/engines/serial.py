@@ -1,6 +1,7 @@
-"""The serial engine: one client at a time, on true short batches, without vmap.
+"""The serial engine: one client at a time, on true short batches, without vmap or padding.
 
-Slow and plain: it is the oracle of the tests, and it says which method failed at which tap and client.
+It is slow and plain. The tests hold the other engines against it, and it says which method failed at which tap and
+client.
 """
 
 from __future__ import annotations
@@ -8,20 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise import local as L
-from equipoise import tree
-from equipoise.engines.base import Engine, client_axes, take
+from equipoise.core import client, tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Batch, Carry, Data, Task, Visit
+from equipoise.core.errors import EquipoiseError, TrainingError
+from equipoise.core.local import optimiser_state, schedule
+from equipoise.core.method import TAPS, Method
+from equipoise.core.sums import Result
+from equipoise.core.tree import Tree
 from equipoise.engines.precision import arithmetic
-from equipoise.engines.sums import Result
-from equipoise.errors import EquipoiseError, TrainingError
-from equipoise.local import Batch, Carry, Data, Task, Visit
-from equipoise.method import Chain, Method
-from equipoise.tree import Tree
+from equipoise.engines.simulator import Simulator
+from equipoise.engines.visits import client_axes, take
 
 
-class Serial(Engine):
+class Serial(Simulator):
     def visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor, shared_start: bool) -> Result:
-        """`ids` holds a single client here, because `width` is 1."""
+        """One client: `width` is 1."""
         alone = take(visit, 0, client_axes(shared_start))
         try:
             with arithmetic(self.device, self.precision):
@@ -35,31 +38,31 @@ class Serial(Engine):
         return Result._make(stacked)
 
     def _visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor) -> Result:
-        carry = Carry(visit.start, buffers, L.optimiser_state(task.local, visit.start))
+        carry = Carry(visit.start, buffers, optimiser_state(task.local, visit.start))
         data = None
         if any(m.needs_data for m in task.chain):
-            x, y, mask, features = self.store.all_data(self.offsets[ids].to(self.device), visit.n[None], int(visit.n))
-            data = Data(x[0], y[0], mask[0], features)
-        weight, plain, note = L.arrive(task, visit, carry, data)
+            x, y, mask, inputs = self.store.all_data(self.offsets[ids].to(self.device), visit.n[None], int(visit.n))
+            data = Data(x[0], y[0], mask[0], inputs)
+        weight, plain, note = client.arrive(task, visit, carry, data)
         visit = visit._replace(weight=weight, note=note)
         n, (size, steps) = int(visit.n), task.local.batches(visit.n)
-        plan = L.schedule(task.local, visit.key, visit.n, size, n, min(int(size), n), int(steps))
+        plan = schedule(task.local, visit.key, visit.n, size, n, min(int(size), n), int(steps))
         for step in range(int(steps)):
             positions = plan.positions[step, : int(plan.counts[step])]
             x, y, copies = self.store.look_up(self.samples(ids, positions[None])[0])
-            batch = Batch(self.features(x), y, copies, plan.counts[step])
-            carry = L.step(task, visit, carry, batch, torch.tensor(step, device=self.device), ragged=False)
-        delta, upload, memory, finite = L.leave(task, visit, carry, data)
+            batch = Batch(self.inputs(x), y, copies, plan.counts[step])
+            carry = client.step(task, visit, carry, batch, torch.tensor(step, device=self.device), ragged=False)
+        delta, upload, memory, finite = client.leave(task, visit, carry, data)
         return Result(delta, weight, plain, carry.buffers, upload, memory, finite)
 
 
 def _blame(error: Exception) -> str:
-    """Which method and tap an error came from, read off its traceback."""
+    """Which method and tap an error came from, by its traceback."""
     blamed, trace = "the model or the optimiser", error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         tap = trace.tb_frame.f_code.co_name
-        if isinstance(owner, Method) and not isinstance(owner, Chain) and hasattr(Method, tap):
+        if isinstance(owner, Method) and not isinstance(owner, Chain) and tap in TAPS:
             blamed = f"method {owner.name}, tap {tap}"
         trace = trace.tb_next
     return blamed

@@ -1,4 +1,4 @@
-"""On the way to the device: small things without waiting for it, large ones only once."""
+"""Copies to the device: of small tensors without waiting for it, of large ones only once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# By where values lie: who holds them there, and their copy. Neither is kept alive by this.
+# A copy by the address and version of what it was made from. Weak references: the cache keeps neither alive.
 _COPIES: dict[Any, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
 
 
-def there(values: Tensor, device: torch.device) -> Tensor:
-    """The values on the device, without waiting for it: an ordinary copy would let the host wait in every round."""
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """The values on the device. The host does not wait for it, as it would for a copy from ordinary memory."""
     if device.type != "cuda" or values.is_cuda:
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

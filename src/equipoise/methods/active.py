@@ -1,8 +1,9 @@
 """Active sampling: Goetz et al., "Active Federated Learning", 2019.
 
-A client is worth v_k = sqrt(n_k) f_k(w), at the model it was last sent; before the first round, at the initial one.
-Of K clients the alpha1 K of least value are left aside. (1 - alpha3) m of the m to be selected are drawn without
-replacement from the others, with odds exp(alpha2 v_k), and alpha3 m evenly from all that are left.
+The value of a client is v_k = sqrt(n_k) f_k(w), with its loss f_k at the model that it was last sent; before the
+first round, at the initial model. Of K clients, the alpha1 K with the lowest values are set aside. To select m
+clients, (1 - alpha3) m are drawn without replacement from the others, with odds exp(alpha2 v_k), and alpha3 m are
+drawn uniformly from all clients that were not drawn.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from equipoise import random
-from equipoise.local import Data, Env
-from equipoise.method import Method
-from equipoise.methods.settings import at_least, share
-from equipoise.methods.start_loss import start_loss
-from equipoise.questions import MeanLoss
-from equipoise.tree import Tree
+from equipoise.core import random
+from equipoise.core.client import Data, Env
+from equipoise.core.method import Method
+from equipoise.core.questions import MeanLoss
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import at_least, share
+from equipoise.methods.shared.start_loss import start_loss
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.turn import Turn
 
 
 @dataclass(frozen=True)
 class Value(MeanLoss):
-    """sqrt(n) times the mean loss."""
+    """Asks a client for its value: sqrt(n) times its mean loss."""
 
     def answer(self, totals: Tree, n: Tensor, msg: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return {"value": totals["loss"] / n.to(totals["loss"].dtype).sqrt()}, memory
@@ -45,7 +46,7 @@ class Active(Method):
     reveals = frozenset({"value"})
     single_visits = True
     needs_data = True
-    words = {"value": "the root of its number of samples times its mean loss"}  # noqa: RUF012
+    words = {"value": "the square root of its number of samples, times its mean loss"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         share(self, "alpha1")
@@ -61,13 +62,13 @@ class Active(Method):
         value = slot["value"].cpu()[everyone].double()
         aside = value.argsort(stable=True)[: int(self.alpha1 * len(everyone))]
         key = random.bits(fed.seed, random.SELECT, round)
-        # The largest sums of a logarithm of odds and a Gumbel draw are a draw without replacement by those odds.
+        # Gumbel top-k: the largest sums of log odds and Gumbel noise are a draw without replacement with these odds.
         gumbel = -(-(random.uniform(key, len(everyone), torch.float64) + 2.0**-25).log()).log()
         score = (self.alpha2 * value + gumbel).index_fill(0, aside, -torch.inf)
         by_value = min(size - int(self.alpha3 * size), len(everyone) - len(aside))
         chosen = score.argsort(descending=True, stable=True)[:by_value]
-        evenly = random.order(random.fold(key, random.SELECT), len(everyone))
-        rest = evenly[~torch.isin(evenly, chosen)][: size - by_value]
+        uniform = random.order(random.fold(key, random.SELECT), len(everyone))
+        rest = uniform[~torch.isin(uniform, chosen)][: size - by_value]
         return everyone[torch.cat([chosen, rest]).sort().values]
 
     def begin(self, env: Env, data: Data | None) -> Tree:

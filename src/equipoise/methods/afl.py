@@ -1,13 +1,14 @@
 """AFL: Mohri, Sivek and Suresh, "Agnostic Federated Learning", ICML 2019.
 
-The model is to be good for the worst mixture of clients, lambda being in the simplex:
+The model is trained for the worst mixture lambda of clients, lambda in the simplex:
 
     min_w max_lambda sum_i lambda_i f_i(w);   lambda <- P(lambda + eta (N / |S|) f(w_t))
 
-The descent is a round of training in which client i weighs lambda_i. The ascent takes the losses of the model that
-the round began with, and P projects onto the simplex. Where only a cohort S answers, N / |S| makes its losses an
-unbiased estimate of all clients'; with all clients and one full step each this is the paper's algorithm. The paper
-returns the mean of its iterates, this is the last one.
+The minimisation is a round of training in which client i has the weight lambda_i. The maximisation uses the losses of
+the model that the round began with; P is the projection onto the simplex. If only a cohort S of the N clients
+answers, the factor N / |S| makes its losses an unbiased estimate of those of all clients. With all clients and one
+full-batch step each, this is the paper's algorithm. The paper returns the mean of the models of all rounds; this
+method returns the last one.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from equipoise.local import Data, Env
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import at_least, refuse_beside
-from equipoise.methods.start_loss import start_loss
-from equipoise.tree import Tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Data, Env
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import at_least, refuse_beside
+from equipoise.methods.shared.start_loss import start_loss
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.turn import Turn
 
 
 def simplex(v: Tensor) -> Tensor:
-    """The point nearest to v among those with entries of 0 or more that add up to 1.
+    """Project v onto the simplex: the nearest point with entries of 0 or more that sum to 1.
 
     >>> simplex(torch.tensor([0.9, 0.5, -1.0]))
     tensor([0.7000, 0.3000, 0.0000])

@@ -2,12 +2,13 @@
 
 Algorithm 2: with C_y samples of class y, mean mu and deviation sigma over classes, z_y = (C_y - mu) / sigma and
 tau_a = -1 / tau_d, a class with z_y < tau_a is augmented and one with z_y > tau_d is thinned out, to R_y C_y samples:
-R_y = (mu + sigma sqrt(|z_y| tau_d)) / C_y for both. That is as printed, and augmented classes end above the mean; the
-text wants them below mu + sigma tau_a, which takes (mu - sigma sqrt(z_y tau_a)) / C_y: `sign="minus"`.
+R_y = (mu + sigma sqrt(|z_y| tau_d)) / C_y for both. This is the printed formula, under which augmented classes end
+above the mean. The text wants them below mu + sigma tau_a, which takes (mu - sigma sqrt(z_y tau_a)) / C_y:
+`sign="minus"`.
 
-Algorithm 3: mediators of up to gamma clients, each client added being the one that brings the pooled labels nearest
-to uniform. Algorithm 1: inside a mediator clients train one after another, all of it E_m times; the server averages
-mediators by their numbers of samples.
+Algorithm 3 forms mediators of up to gamma clients: the next client is always the one that brings the pooled labels
+nearest to uniform. Algorithm 1: the clients of a mediator train one after another, and this sequence is repeated E_m
+times; the server averages the mediators, weighted by their numbers of samples.
 """
 
 from __future__ import annotations
@@ -18,38 +19,47 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from equipoise import mediators
-from equipoise.augment import warp
-from equipoise.local import Env
-from equipoise.mediators import kld
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import above, at_least, between, needs_images, one_of, refuse_single_visits, whole
-from equipoise.questions import ClassCounts
-from equipoise.resampling import multiply, zscore_ratios
-from equipoise.tree import Tree
+from equipoise.core.augmentations import warp
+from equipoise.core.chain import Chain
+from equipoise.core.client import Env
+from equipoise.core.method import Method
+from equipoise.core.questions import ClassCounts
+from equipoise.core.tree import Tree
+from equipoise.methods.shared import mediators
+from equipoise.methods.shared.checks import (
+    above,
+    at_least,
+    between,
+    needs_images,
+    one_of,
+    refuse_single_visits,
+    whole,
+)
+from equipoise.methods.shared.mediators import kld
+from equipoise.methods.shared.resampling import multiply, zscore_ratios
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.turn import Turn
 
 
 @dataclass(frozen=True)
 class Astraea(Method):
-    gamma: int = 10  # clients of a mediator, at most
-    tau_d: float | None = 3.5  # none: clients keep their data as they are
+    gamma: int = 10  # the most clients of a mediator
+    tau_d: float | None = 3.5  # None: clients keep their data as they are
     mediator_epochs: int = 2  # E_m
     reschedule: Literal["round", "once"] = "round"
     sign: Literal["plus", "minus"] = "plus"
     augment: Literal["warp", "repeat"] = "warp"
-    shift: float = 0.1  # of the side
+    shift: float = 0.1  # as a share of the side of an image
     rotation: float = 10.0  # degrees
     shear: float = 10.0  # degrees
     zoom: float = 0.1
 
     name = "astraea"
-    about = "resample by z-score, train clients in balanced chains (Duan et al., 2021)"
+    about = "resample classes by z-score; train clients in balanced chains (Duan et al., 2021)"
     reveals = frozenset({"class_counts"})
-    words = {"ratios": "by how much each class is to grow or shrink", "counts": "class counts"}  # noqa: RUF012
+    words = {"ratios": "the factor by which each class grows or shrinks", "counts": "class counts"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         whole(self, "gamma", 1)

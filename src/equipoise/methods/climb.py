@@ -2,10 +2,11 @@
 
 No client's loss may exceed the mean loss f by more than a tolerance:  min f(w)  s.t.  f_i(w) - f(w) <= epsilon.
 A client keeps its multiplier lambda_i and scales its delta by  w_i = 1 + lambda_i - mean(lambda).  Every few rounds
-lambda_i <- clip(lambda_i + eta (f_i - f - epsilon), 0, cap),  f_i being the plain cross entropy of the new model on
-the client's data, whatever loss the chain trains with. The server learns the two means and no more (Remark 3.1).
+lambda_i <- clip(lambda_i + eta (f_i - f - epsilon), 0, cap),  where f_i is the plain cross entropy of the new model
+on the client's data, even if the chain trains with another loss. The server learns only the two means (Remark 3.1).
 
-Resilient (Hounie et al., NeurIPS 2023): epsilon grows by u_i <- max(0, u_i + slack_eta (lambda_i - slack u_i)).
+Resilient variant (Hounie et al., NeurIPS 2023): epsilon grows by a slack u_i, with
+u_i <- max(0, u_i + slack_eta (lambda_i - slack u_i)).
 """
 
 from __future__ import annotations
@@ -16,24 +17,28 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from equipoise import tree
-from equipoise.local import Env, Local
-from equipoise.method import Chain
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Env
+from equipoise.core.local import Local
+from equipoise.core.questions import MeanLoss, Question
+from equipoise.core.tree import Tree
 from equipoise.methods.climb_settings import ClimbSettings
-from equipoise.methods.settings import refuse_beside
-from equipoise.questions import MeanLoss, Question
-from equipoise.tree import Tree
+from equipoise.methods.shared.checks import refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.turn import Turn
 
 
 @dataclass(frozen=True)
 class KeptLoss(MeanLoss):
-    """f_i, which the client keeps: its mean loss, times the number of batches where it is a sum over batches."""
+    """Asks a client for its loss f_i, which the client also keeps: its mean loss times its number of batches.
 
-    sized: bool  # does a client count by its samples?
+    With batch="full" there is one batch, and f_i is the mean loss.
+    """
+
+    sized: bool  # whether a client is weighted by its number of samples
     batch: int | Literal["full"] = "full"
     steps_per_epoch: int | None = None
 
@@ -46,7 +51,7 @@ class KeptLoss(MeanLoss):
 
 @dataclass(frozen=True)
 class DualStep(Question):
-    """The step of the multiplier, from the loss that the client kept and the mean loss that it is sent."""
+    """Has a client step its multiplier, from the loss that it kept and the mean loss that it is sent."""
 
     sized: bool
     eta: float
@@ -90,7 +95,7 @@ class Climb(ClimbSettings):
         return replace(settings, weighting=self.weighting)
 
     def init(self, turn: Turn) -> Tree:
-        slot = self._hear({}, turn, None)
+        slot = self._ask_losses({}, turn, None)
         return {**slot, "mean_dual": torch.zeros_like(slot["mean_loss"])}
 
     def remember(self, params: Tree, classes: int) -> Tree:
@@ -110,21 +115,22 @@ class Climb(ClimbSettings):
         asked = None
         if self.over == "cohort" and turn.plan is not None:
             asked = torch.tensor(sorted(set(turn.plan[turn.plan >= 0].tolist())))
-        fresh = self.constants().timing == "fresh"  # else the step uses the losses that were kept at the last one
-        for question in (self._hear, self._step) if fresh else (self._step, self._hear):
-            slot = question(slot, turn, asked)
+        # With timing="stale" the dual step comes first, and uses the losses that clients kept at the one before.
+        fresh = self.constants().timing == "fresh"
+        for ask in (self._ask_losses, self._dual_step) if fresh else (self._dual_step, self._ask_losses):
+            slot = ask(slot, turn, asked)
         return slot
 
-    def _hear(self, slot: Tree, turn: Turn, asked: Tensor | None) -> Tree:
-        """The mean loss, over the clients that answer; the first time, all of them, also the weight of all."""
+    def _ask_losses(self, slot: Tree, turn: Turn, asked: Tensor | None) -> Tree:
+        """Ask for losses and set their mean. The first call asks all clients, and also sets the total weight."""
         local = turn.chain.local(turn.fed.local)
         batches = () if self.constants().scale == "mean" else (local.batch, local.steps_per_epoch)
-        heard = turn.ask(KeptLoss(self.weighting == "size", *batches), clients=asked)
-        mean = heard["loss"] / heard["weight"]
-        return {"weight": heard["weight"], **slot, "mean_loss": mean, "answered": heard["answered"]}
+        answers = turn.ask(KeptLoss(self.weighting == "size", *batches), clients=asked)
+        mean = answers["loss"] / answers["weight"]
+        return {"weight": answers["weight"], **slot, "mean_loss": mean, "answered": answers["answered"]}
 
-    def _step(self, slot: Tree, turn: Turn, asked: Tensor | None) -> Tree:
-        """The mean multiplier. It moves by the sum of the changes, and so stays that of all clients, asked or not."""
+    def _dual_step(self, slot: Tree, turn: Turn, asked: Tensor | None) -> Tree:
+        """Have the clients asked step their multipliers, and update the mean multiplier of all clients."""
         c = self.constants(len(turn.fed.eligible))
         step = DualStep(self.weighting == "size", c.eta, c.epsilon, c.cap, c.slack, c.slack_eta)
         change = turn.ask(step, clients=asked, msg={"mean_loss": slot["mean_loss"]})["change"]

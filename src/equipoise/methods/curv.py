@@ -1,13 +1,13 @@
 """FedCurv: Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019.
 
-Client s adds to its loss what keeps it from moving where it matters to others:
+Client s adds to its loss a penalty on moving parameters that matter to other clients:
 
     lambda sum_{j != s} (w - w_j)^T diag(I_j) (w - w_j)
 
-w_j is the model at which client j last ended and I_j the diagonal of its Fisher information there. The server needs
-u = sum_j I_j and v = sum_j I_j w_j only, and a client takes its own part off: its gradient gains
-2 lambda ((u - I_s) w - (v - I_s w_s)). Where a part of the clients trains, the sums hold what each client said when
-it was last seen.
+w_j is the model with which client j last ended, and I_j the diagonal of its Fisher information there. The server
+needs only u = sum_j I_j and v = sum_j I_j w_j, from which a client subtracts its own part: its gradient gains
+2 lambda ((u - I_s) w - (v - I_s w_s)). If only some clients train in a round, the sums hold what each client sent
+when it last took part.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from equipoise import tree
-from equipoise.local import Data, Env
-from equipoise.method import Method
-from equipoise.methods.settings import at_least
-from equipoise.network import Context
-from equipoise.questions import cross_entropy
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.client import Data, Env
+from equipoise.core.method import Method
+from equipoise.core.network import Context
+from equipoise.core.questions import cross_entropy
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import at_least
 
 if TYPE_CHECKING:
-    from equipoise.server import Turn
+    from equipoise.core.turn import Turn
 
 
 def fisher(env: Env, data: Data, chunk: int = 8) -> Tree:
-    """The diagonal of the empirical Fisher information: the mean of squared gradients, sample by sample.
+    """The diagonal of the empirical Fisher information: the mean over samples of the squared gradient.
 
-    As many gradients as `chunk` are held at a time, each as large as the model.
+    `chunk` gradients, each as large as the model, are in memory at a time.
     """
 
     def loss(params: Tree, x: Tensor, y: Tensor) -> Tensor:
         context = Context(torch.ones_like(y[None], dtype=torch.bool), env.key, False)
-        outputs, _ = env.network(params, env.buffers, data.features(x[None]), context)
+        outputs, _ = env.network(params, env.buffers, data.inputs(x[None]), context)
         return cross_entropy(outputs, y[None])[0]
 
     total = tree.zeros(env.params)
@@ -55,19 +55,19 @@ class FedCurv(Method):
     lam: float = 1.0  # lambda
 
     name = "fedcurv"
-    about = "keep each client where it matters to the others (Shoham et al., 2019)"
+    about = "penalise moving parameters that matter to other clients (Shoham et al., 2019)"
     single_visits = True
     needs_data = True
     words = {  # noqa: RUF012
-        "fisher": "diagonal of the Fisher information",
-        "pull": "that, times the model there",
+        "fisher": "the diagonal of the Fisher information",
+        "pull": "the Fisher information times the model",
     }
 
     def __post_init__(self) -> None:
         at_least(self, "lam", 0)
 
     def init(self, turn: Turn) -> Tree:
-        return {"fisher": tree.zeros(turn.after), "pull": tree.zeros(turn.after)}
+        return {"fisher": tree.zeros(turn.params), "pull": tree.zeros(turn.params)}
 
     def remember(self, params: Tree, classes: int) -> Tree:
         return {"fisher": tree.zeros(params), "pull": tree.zeros(params)}

@@ -1,11 +1,11 @@
 """FedDyn: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021.
 
-Client i minimises  f_i(w) - <g_i, w> + (alpha / 2) ||w - w_t||^2  and then takes alpha times its change d_i of the
-model off g_i, which at the minimum is its gradient there. Of N clients, those in S take part:
+Client i minimises  f_i(w) - <g_i, w> + (alpha / 2) ||w - w_t||^2  and then subtracts alpha times its change d_i of
+the model from g_i; at the minimum, the new g_i is the gradient of f_i there. Of N clients, those in S take part:
 
     g_i <- g_i - alpha d_i;   h <- h - (alpha / N) sum_S d_i;   w += mean_S d_i - h / alpha
 
-Clients count alike, as in the paper.
+All clients have the same weight, as in the paper.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from equipoise import tree
-from equipoise.errors import ConfigError
-from equipoise.local import Data, Env, Local
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import above, refuse_beside
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Data, Env
+from equipoise.core.errors import ConfigError
+from equipoise.core.local import Local
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import above, refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.engines import Sums
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.sums import Sums
+    from equipoise.core.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class FedDyn(Method):
     name = "feddyn"
     about = "align each client's minimum with the global one (Acar et al., 2021)"
     single_visits = True
-    words = {"gradient": "g_i, its gradient at its last minimum"}  # noqa: RUF012
+    words = {"gradient": "g_i: its gradient at its last minimum"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         above(self, "alpha", 0)
@@ -44,8 +46,8 @@ class FedDyn(Method):
         refuse_beside(self, chain, ("scaffold", "fedpd"), "each correct the drift of clients")
         for other in {*chain.having("delta"), *chain.having("weight")}:
             raise ConfigError(
-                f"method: feddyn keeps the plain mean of all clients' changes, and {other.name} weighs them;"
-                " keep one of the two"
+                f"method: feddyn needs the unweighted mean of the clients' deltas, and {other.name} changes it;"
+                " keep one of them"
             )
 
     def local(self, settings: Local) -> Local:
@@ -53,7 +55,7 @@ class FedDyn(Method):
 
     def init(self, turn: Turn) -> Tree:
         clients = torch.tensor(float(len(turn.fed.eligible)))
-        return {"h": tree.zeros(turn.after)} | turn.engine.place({"clients": clients})
+        return {"h": tree.zeros(turn.params)} | turn.engine.place({"clients": clients})
 
     def remember(self, params: Tree, classes: int) -> Tree:
         return {"gradient": tree.zeros(params)}

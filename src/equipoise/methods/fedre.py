@@ -1,12 +1,12 @@
 """FedRE: "Tackling Imbalanced Class in Federated Learning via Class Distribution Estimation", 2022.
 
-Before the first round every client k trains the initial model once on the square loss (the global model does not
-move), and the server reads class shares off the results, f(w_k, x) on its balanced auxiliary set A:
+Before the first round, every client k trains the initial model once on the square loss; the global model does not
+move. The server estimates class shares from the outputs f(w_k, x) of the results on its balanced auxiliary set A:
 
     D_k = mean of f(w_k, x) over A;   D = sum_k (n_k / n) D_k;   R = alpha + beta / D^2
 
-From then on clients minimise the cross entropy weighted by R (Eq. 2). D is made to sum to one, and no share counts
-less than floor / classes: the paper has no such floor, and a share near zero would get an endless weight.
+After that, clients minimise the cross entropy weighted by R (Eq. 2). D is scaled to sum to one, and shares below
+floor / classes are raised to it. The paper has no such floor; without it, a share near zero would have a huge weight.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from equipoise.estimation import FLOOR, PRELUDE, listen, shares
-from equipoise.local import Env, Local
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import above, at_least, refuse_beside, share, whole
-from equipoise.methods.weighting import weighted
-from equipoise.tree import Tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Env
+from equipoise.core.local import Local
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import above, at_least, refuse_beside, share, whole
+from equipoise.methods.shared.estimation import FLOOR, PRELUDE, probe, shares
+from equipoise.methods.shared.weighting import weighted
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class FedRE(Method):
     alpha: float = 1.0
     beta: float = 0.01
     floor: float = FLOOR
-    probe_lr: float = PRELUDE.lr  # of the training that the shares are read off
+    probe_lr: float = PRELUDE.lr  # the settings of the training before the first round
     probe_epochs: int = PRELUDE.epochs
     probe_batch: int = 32
-    normalised: bool = False  # divide the loss of a batch by its weights, not by its samples
+    normalised: bool = False  # divide a batch's loss by the sum of its weights instead of its number of samples
 
     name = "fedre"
-    about = "weigh classes against their shares, estimated from the clients' models (FedRE, 2022)"
+    about = "weight rare classes more, by shares estimated from the clients' models (FedRE, 2022)"
     reveals = frozenset({"class_shares"})
     words = {"weights": "the weight of each class in the loss"}  # noqa: RUF012
 
@@ -57,8 +59,8 @@ class FedRE(Method):
         fed.auxiliary_for(self.name)
 
     def init(self, turn: Turn) -> Tree:
-        heard = listen(turn, Local(lr=self.probe_lr, epochs=self.probe_epochs, batch=self.probe_batch))
-        d = shares(heard.pooled(), self.floor)
+        answers = probe(turn, Local(lr=self.probe_lr, epochs=self.probe_epochs, batch=self.probe_batch))
+        d = shares(answers.pooled(), self.floor)
         return {"shares": d, "weights": self.alpha + self.beta / d.square()}
 
     def broadcast(self, slot: Tree) -> Tree:

@@ -1,7 +1,8 @@
 """Focal loss: Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017.
 
-A sample's loss is scaled by (1 - p)^gamma, p being the probability given to its class: what is well classified
-already counts little. This is the form without class weights alpha; `class_weights` adds them.
+A sample's loss is scaled by (1 - p)^gamma, where p is the probability that the model gives to the sample's class:
+samples that are already classified well count little. This is the form without class weights alpha; `class_weights`
+adds them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from equipoise.local import Env, log_likelihood
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import at_least, needs_cross_entropy
+from equipoise.core.chain import Chain
+from equipoise.core.client import Env, log_likelihood
+from equipoise.core.method import Method
+from equipoise.methods.shared.checks import at_least, needs_cross_entropy
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
+    from equipoise.core.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,6 @@ class Focal(Method):
 
     def losses(self, losses: Tensor, logits: Tensor, y: Tensor, env: Env) -> Tensor:
         log_p = log_likelihood(logits, y)
-        # At p = 1 the loss is 0, but a power below 1 has an endless slope there, and 0 times that is not a number.
+        # At p = 1 the loss is 0. There a power below 1 has an infinite derivative, and 0 times infinity is NaN.
         rest = (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny)
         return rest**self.gamma * losses

@@ -1,8 +1,8 @@
 """FedNova: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", 2020.
 
-A client's delta is divided by a_i, how far its steps reach, and the average is stretched again by
-tau_eff = sum_i p_i a_i (with a proximal pull: sum_i p_i tau_i), so that no client counts more for having taken more
-steps.
+A client's delta is divided by a_i, the effective number of its steps, and the average is multiplied by
+tau_eff = sum_i p_i a_i (with a proximal term: sum_i p_i tau_i). So no client counts more
+because it took more steps.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from equipoise import tree
-from equipoise.local import Data, Env, reach
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import needs_sgd
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Data, Env, reach
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import needs_sgd
 
 if TYPE_CHECKING:
-    from equipoise.engines import Sums
-    from equipoise.federation import Federation
+    from equipoise.core.federation import Federation
+    from equipoise.core.sums import Sums
 
 
 @dataclass(frozen=True)
 class FedNova(Method):
     name = "fednova"
-    about = "average normalised steps, so that unequal step counts do no harm (Wang et al., 2020)"
+    about = "average normalised deltas, so that unequal numbers of steps do no harm (Wang et al., 2020)"
     single_visits = True
-    words = {"steps": "weight times the effective number of steps"}  # noqa: RUF012
+    words = {"steps": "its weight times its effective number of steps"}  # noqa: RUF012
 
     def check(self, fed: Federation, chain: Chain) -> None:
         needs_sgd(self, fed, chain)

@@ -4,8 +4,9 @@ Client i minimises the augmented Lagrangian  f_i(w) + <lambda_i, w - w_t> + ||w 
 
     lambda_i <- lambda_i + (w_i - w_t) / eta;   its proposal: w_i + eta lambda_i;   w_{t+1}: the mean of the proposals
 
-Clients count alike. The paper has all clients take part; here those that do not keep their lambda_i. Every round
-communicates: p = 0 in the paper, where clients may also go on alone.
+All clients have the same weight. In the paper all clients take part in every round; here, clients that do not take
+part keep their lambda_i. Every round communicates: p = 0 in the paper, which also allows rounds without
+communication.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from equipoise import tree
-from equipoise.errors import ConfigError
-from equipoise.local import Data, Env, Local
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import above, refuse_beside
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Data, Env
+from equipoise.core.errors import ConfigError
+from equipoise.core.local import Local
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import above, refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
+    from equipoise.core.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,19 @@ class FedPD(Method):
     name = "fedpd"
     about = "a primal-dual solver: clients agree through multipliers (Zhang et al., 2021)"
     single_visits = True
-    words = {"dual": "lambda_i, its multiplier, as large as the model"}  # noqa: RUF012
+    words = {"dual": "lambda_i: its multipliers, one for each parameter"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         above(self, "eta", 0)
 
     def check(self, fed: Federation, chain: Chain) -> None:
         refuse_beside(self, chain, ("scaffold", "feddyn"), "each correct the drift of clients")
-        refuse_beside(self, chain, ("fednova",), "each set what a client's change of the model stands for")
+        refuse_beside(self, chain, ("fednova",), "each change the meaning of a client's delta")
         for other in chain.having("delta"):
             if other.name == self.name:
                 return
             raise ConfigError(
-                f"method: {other.name} + fedpd: fedpd turns a client's plain change of the model into its proposal,"
+                f"method: {other.name} + fedpd: fedpd computes a client's proposal from its unchanged delta,"
                 f" so it must come first; write fedpd + {other.name}"
             )
 
@@ -61,5 +64,5 @@ class FedPD(Method):
         return {}, {"dual": tree.axpy(1 / self.eta, delta, env.memory["dual"])}
 
     def delta(self, delta: Tree, env: Env) -> Tree:
-        """The proposal less w_t: d + eta lambda_i after its step, that is 2 d + eta lambda_i before it."""
+        """The proposal minus w_t: d + eta lambda_i with the new lambda_i, or 2 d + eta lambda_i with the old one."""
         return tree.map(lambda d, lam: 2 * d + self.eta * lam, delta, env.memory["dual"])

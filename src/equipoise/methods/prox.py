@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from equipoise import tree
-from equipoise.local import Env, Local
-from equipoise.method import Method
-from equipoise.methods.settings import at_least
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.client import Env
+from equipoise.core.local import Local
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import at_least
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ client i's change d_i of the model,
 
     w += sum_i p_i f_i^q d_i / sum_i p_i h_i,   h_i = f_i^q + q f_i^(q-1) L ||d_i||^2   (the paper's h_i, over L)
 
-with the f_i of the model that the round began with. The paper draws clients by p_i and adds up unweighted; here they
-are drawn evenly and weigh p_i, as local.weighting says.
+where f_i is the loss of the model that the round began with. The paper draws clients with probability p_i and sums
+without weights; here clients are drawn uniformly and have the weight p_i that local.weighting gives them.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from equipoise import tree
-from equipoise.local import Data, Env
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import above, at_least, needs_sgd, refuse_beside
-from equipoise.methods.start_loss import start_loss
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Data, Env
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import above, at_least, needs_sgd, refuse_beside
+from equipoise.methods.shared.start_loss import start_loss
 
 if TYPE_CHECKING:
-    from equipoise.engines import Sums
-    from equipoise.federation import Federation
+    from equipoise.core.federation import Federation
+    from equipoise.core.sums import Sums
 
 
 @dataclass(frozen=True)
 class QFFL(Method):
     q: float = 1.0
-    lipschitz: float | None = None  # L; none: 1 / lr, which is what the length of a client's steps assumes
+    lipschitz: float | None = None  # L; None: 1 / lr, as assumed by the length of the clients' steps
 
     name = "qffl"
-    about = "weigh clients by a power of their losses (Li et al., 2020)"
+    about = "weight clients by a power of their losses (Li et al., 2020)"
     single_visits = True
     needs_data = True
-    words = {"curvature": "weight times h_i, the client's share of the step's divisor"}  # noqa: RUF012
+    words = {"curvature": "its weight times h_i, its part of the divisor of the server's step"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         at_least(self, "q", 0)
@@ -51,20 +52,20 @@ class QFFL(Method):
             needs_sgd(self, fed, chain)
 
     def begin(self, env: Env, data: Data | None) -> Tree:
-        return {"loss": start_loss(env, data).clamp(min=1e-10)}  # a power below zero of no loss is not a number
+        return {"loss": start_loss(env, data).clamp(min=1e-10)}  # a loss of 0 would give 0 / 0 in `finish`
 
-    def _weight(self, env: Env) -> Tensor:
+    def _loss_power(self, env: Env) -> Tensor:
         power: Tensor = env.note["loss"] ** self.q
         return power
 
     def finish(self, delta: Tree, env: Env, data: Data | None) -> tuple[Tree, Tree]:
         length = 1 / env.lr if self.lipschitz is None else self.lipschitz
-        slope = self.q * self._weight(env) / env.note["loss"]
-        h = self._weight(env) + slope * length * tree.dot(delta, delta)
+        slope = self.q * self._loss_power(env) / env.note["loss"]
+        h = self._loss_power(env) + slope * length * tree.dot(delta, delta)
         return {"curvature": env.weight * h}, env.memory
 
     def delta(self, delta: Tree, env: Env) -> Tree:
-        return tree.scale(delta, self._weight(env))
+        return tree.scale(delta, self._loss_power(env))
 
     def update(self, update: Tree, sums: Sums, slot: Tree) -> tuple[Tree, Tree]:
         if not sums.uploads:

@@ -1,8 +1,8 @@
 """SCAFFOLD: Karimireddy et al., "Stochastic Controlled Averaging for Federated Learning", ICML 2020, option II.
 
 Clients step along g - c_i + c. After K steps of length lr from x to y_i: c_i+ = c_i - c + (x - y_i) / (K lr), and the
-server's c moves by (1 / N) sum_i (c_i+ - c_i). K is the real number of steps; with momentum or a proximal pull it is
-how far those steps reach, since only then is (x - y_i) / (K lr) a mean gradient.
+server's c moves by (1 / N) sum_i (c_i+ - c_i). K is the number of steps; with momentum or a proximal term it is their
+effective number, since only then is (x - y_i) / (K lr) a mean gradient.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from equipoise import tree
-from equipoise.local import Data, Env, reach
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import needs_sgd
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Data, Env, reach
+from equipoise.core.method import Method
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import needs_sgd
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,15 @@ class Scaffold(Method):
     about = "correct client drift with control variates (Karimireddy et al., 2020)"
     single_visits = True
     words = {  # noqa: RUF012
-        "c": "the control variate: a mean gradient",
-        "change": "how the client's control variate changed",
+        "c": "a control variate: a mean gradient",
+        "change": "how its control variate changed",
     }
 
     def check(self, fed: Federation, chain: Chain) -> None:
         needs_sgd(self, fed, chain)
 
     def init(self, turn: Turn) -> Tree:
-        return {"c": tree.zeros(turn.after)}
+        return {"c": tree.zeros(turn.params)}
 
     def remember(self, params: Tree, classes: int) -> Tree:
         return {"c": tree.zeros(params)}
@@ -50,7 +51,7 @@ class Scaffold(Method):
 
     def finish(self, delta: Tree, env: Env, data: Data | None) -> tuple[Tree, Tree]:
         length = reach(env) * env.lr
-        # A rate that has fallen to zero tells nothing about the gradient.
+        # With a learning rate of zero, the delta says nothing about the gradient, and c_i stays as it is.
         change = tree.map(lambda d, c: torch.where(length == 0, 0, -c - d / length), delta, env.msg["c"])
         return {"change": change}, {"c": tree.add(env.memory["c"], change)}
 

@@ -1,14 +1,14 @@
 """FedSGD: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017.
 
-One step on all local data per round: distributed gradient descent.
+Each client takes one step per round, on all its data: distributed gradient descent.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from equipoise.local import Local
-from equipoise.method import Method
+from equipoise.core.local import Local
+from equipoise.core.method import Method
 
 
 @dataclass(frozen=True)

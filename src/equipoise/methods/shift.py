@@ -1,11 +1,11 @@
 """FedShift: "Federated Learning with Classifier Shift for Class Imbalance", 2022.
 
-While client i trains, its logits are shifted by  s_i = ln(P_i / P)  (Eq. 5); the shift is left out when the model is
-used. Then every client has the same optimum, that of all data together (Theorem 1). P_i is smoothed,
-(n_ik + 1) / (n_i + K), and P = sum_i (n_i / n) P_i, which the server learns as a sum.
+While client i trains, its logits are shifted by  s_i = ln(P_i / P)  (Eq. 5); predictions are made without the shift.
+Then every client has the same optimum, that of all data together (Theorem 1). P_i is smoothed,
+(n_ik + 1) / (n_i + K), and P = sum_i (n_i / n) P_i, which the server obtains as a sum over clients.
 
-The shift is ln(source / prior), so that this is also the balanced softmax of a client's own classes (prior="uniform")
-and the logit adjustment by the classes of all (source="global", prior="uniform").
+In general the shift is ln(source / prior). With prior="uniform" this is the balanced softmax of a client's own
+classes, and with source="global" and prior="uniform" the logit adjustment by the classes of all clients.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from equipoise import tree
-from equipoise.errors import ConfigError
-from equipoise.local import Data, Env
-from equipoise.method import Chain, Method
-from equipoise.methods.settings import above, needs_cross_entropy, one_of, refuse_beside
-from equipoise.questions import KeptCounts
-from equipoise.tree import Tree
+from equipoise.core import tree
+from equipoise.core.chain import Chain
+from equipoise.core.client import Data, Env
+from equipoise.core.errors import ConfigError
+from equipoise.core.method import Method
+from equipoise.core.questions import KeptCounts
+from equipoise.core.tree import Tree
+from equipoise.methods.shared.checks import above, needs_cross_entropy, one_of, refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.federation import Federation
-    from equipoise.server import Turn
+    from equipoise.core.federation import Federation
+    from equipoise.core.turn import Turn
 
 
 def smoothed(counts: Tensor) -> Tensor:
-    """Class shares by Laplace's rule: never zero."""
+    """Class shares, smoothed by Laplace's rule so that none is zero."""
     return (counts + 1) / (counts.sum() + len(counts))
 
 
 @dataclass(frozen=True)
 class Shares(KeptCounts):
-    """n_i P_i of each client, which keeps its counts."""
+    """Asks a client for n_i P_i; the client also keeps its class counts."""
 
     def answer(self, totals: Tree, n: Tensor, msg: Tree, memory: Tree) -> tuple[Tree, Tree]:
         _, kept = super().answer(totals, n, msg, memory)
@@ -44,14 +45,14 @@ class Shares(KeptCounts):
 
 @dataclass(frozen=True)
 class FedShift(Method):
-    prior: Literal["global", "uniform"] | tuple[float, ...] = "global"  # the class shares that the model is to assume
-    source: Literal["local", "global"] = "local"  # whose class shares are taken for those of the training data
+    prior: Literal["global", "uniform"] | tuple[float, ...] = "global"  # the class shares that predictions assume
+    source: Literal["local", "global"] = "local"  # training data: the shares of the client, or of all clients
     temperature: float = 1.0  # multiplies the shift
 
     name = "fedshift"
     about = "shift logits in training by the client's class shares (FedShift, 2022)"
     words = {  # noqa: RUF012
-        "prior": "the class shares that the model is to assume",
+        "prior": "the class shares that predictions assume",
         "shares": "the class shares of all clients together",
         "mass": "its smoothed class shares times its number of samples",
         "counts": "its number of samples of each class",
@@ -73,9 +74,8 @@ class FedShift(Method):
         needs_cross_entropy(self, chain)
         if self.prior != "global":
             others = ("class_weights", "fedre", "ratio_loss")
-            refuse_beside(
-                self, chain, others, f"each correct for the class shares of all, the one by prior={self.prior!r}"
-            )
+            both = f"each correct for the class shares of all clients (fedshift by prior={self.prior!r})"
+            refuse_beside(self, chain, others, both)
         if not isinstance(self.prior, str) and len(self.prior) != len(fed.classes):
             raise ConfigError(
                 f"method: fedshift(prior={self.prior}): expected {len(fed.classes)} shares, one per class,"

@@ -1,4 +1,4 @@
-"""The papers' tables and figures as data: what was published, how each is rerun, and the two side by side."""
+"""The papers' tables and figures as data: what was published, how to rerun it, and both compared."""
 
 from equipoise.papers.experiment import Cell, Experiment, Guess, choose, experiments, find
 

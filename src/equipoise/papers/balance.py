@@ -1,30 +1,33 @@
-"""How balanced clients and mediators are under Astraea, before anything is trained."""
+"""Measures how balanced clients and mediators are under Astraea, before anything is trained."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from equipoise import mediators, runs
-from equipoise.config import Config
-from equipoise.engines import Stacked
-from equipoise.errors import ConfigError
-from equipoise.federation import Federation
-from equipoise.method import Chain
+from equipoise.core.chain import Chain
+from equipoise.core.errors import ConfigError
+from equipoise.core.federation import Federation
+from equipoise.core.round import start
+from equipoise.engines import stacked_engine
 from equipoise.methods import Astraea
-from equipoise.round import start
+from equipoise.methods.registry import parse
+from equipoise.methods.shared import mediators
+from equipoise.runs.config import Config
+from equipoise.runs.federate import federate
 
 
 class Balance(NamedTuple):
-    """Mean divergences (KLD) from the uniform class mix, and how many samples were added for each that there was."""
+    """Mean divergences (KLD) from the uniform class mix, and the storage that augmented samples need."""
 
-    clients: float  # as they are
-    resampled: float  # all of them, after resampling
-    mediators: float  # of the first rounds
-    storage: float
+    clients: float  # mean over all clients, before resampling
+    resampled: float  # mean over all clients, after resampling
+    mediators: float  # mean over the mediators of the first rounds
+    storage: float  # augmented samples, as a share of the samples before
 
 
 def balance(fed: Federation, method: Astraea, rounds: int = 1) -> Balance:
-    chain, engine = Chain(method), Stacked(fed)
+    """Measure the balance of a federation under Astraea; the mediators are those of the first `rounds` rounds."""
+    chain, engine = Chain(method), stacked_engine()(fed)
     slots = start(fed, chain, engine).slots
     numbers, counts = slots["astraea"]["numbers"], slots["astraea"]["counts"].cpu()
     plans = (chain.plan(chain.select(slots, fed, number)[None, :], slots, fed) for number in range(rounds))
@@ -34,10 +37,13 @@ def balance(fed: Federation, method: Astraea, rounds: int = 1) -> Balance:
 
 
 def measured(config: Config) -> dict[str, float]:
-    """The balance of a config's federation; mediators of one client are the clients themselves, all of them."""
-    chain = runs.parse_method(config.method).methods
+    """Measure the balance of a config's federation.
+
+    If a mediator has one client only (gamma = 1), `kld` is the mean over all clients, not over those of the rounds.
+    """
+    chain = parse(config.method).methods
     if len(chain) != 1 or not isinstance(chain[0], Astraea):
         raise ConfigError(f"method {config.method!r}: expected astraea alone, as nothing is trained")
-    found = balance(runs.federate(config), chain[0], config.train.rounds)
+    found = balance(federate(config), chain[0], config.train.rounds)
     kld = found.resampled if chain[0].gamma == 1 else found.mediators
     return {"kld": kld, "storage": found.storage, "kld_clients": found.clients}

@@ -1,4 +1,4 @@
-"""Paper and rerun side by side: for each cell and method the printed value, ours over seeds, and both ranks."""
+"""Compares paper and rerun: for each cell and method the printed value, ours over seeds, and both ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from equipoise.papers.measures import MEASURES, shown
 from equipoise.papers.results import CellResults, Run
 from equipoise.report.markup import MISSING
 
-COLUMNS = ("paper", "ours", "range", "diff.", "rank")  # of each measure in a table
+COLUMNS = ("paper", "ours", "range", "diff.", "rank")  # the columns that each measure has in a table
 
 
 class Value(NamedTuple):
-    """Of one measure; None where it is not published, or not measured."""
+    """One measure of one method in a cell; None means not published, or not measured."""
 
     paper: float | None
-    mean: float | None
+    mean: float | None  # of our runs over seeds, with the lowest and the highest
     low: float | None
     high: float | None
-    paper_rank: int | None = None  # among the paper's methods ...
-    rank: int | None = None  # ... of those that were run; beyond the paper, the rank that it would have
+    paper_rank: int | None = None  # in the paper, among its methods
+    rank: int | None = None  # of our mean among the paper's methods that were run, also for a method beyond the paper
 
     @property
     def difference(self) -> float | None:
@@ -33,7 +33,7 @@ class Value(NamedTuple):
         return self.mean - self.paper
 
     def words(self, measure: str) -> list[str]:
-        """As the `COLUMNS` of a table."""
+        """Format the value for the `COLUMNS` of a table."""
         span = f"{shown(measure, self.low)} to {shown(measure, self.high)}" if self.low != self.high else ""
         gap = shown(measure, self.difference, signed=True) if self.difference is not None else ""
         ranks = f"{self.paper_rank or MISSING} → {self.rank}" if self.rank else str(self.paper_rank or "")
@@ -42,12 +42,14 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
+    """One method in a cell: its runs, and its values of all measures."""
+
     method: str
     expression: str
-    extra: bool  # beyond the paper
-    runs: tuple[Run, ...]  # that are compared: those as long as the paper's, if there are any
-    rounds: tuple[int, int]  # of these, the fewest and the most
-    values: Mapping[str, Value]
+    extra: bool  # not a method of the paper
+    runs: tuple[Run, ...]  # only those with all rounds of the paper, if there are any; else all
+    rounds: tuple[int, int]  # the fewest and the most rounds of `runs`
+    values: Mapping[str, Value]  # by the name of the measure
 
     @property
     def name(self) -> str:
@@ -60,23 +62,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """A cell, or a variant of it."""
+    """The comparison of one cell, or of a variant of it."""
 
     cell: Cell
     variant: tuple[str, ...]
-    rounds: int  # in the paper
+    rounds: int  # as many as in the paper
     rows: tuple[Row, ...]
 
     @property
     def title(self) -> str:
         return " with ".join([str(self.cell), *self.variant])
 
-    def whole(self, row: Row) -> bool:
-        """Was the method run as long as in the paper?"""
+    def is_full_length(self, row: Row) -> bool:
+        """Whether every compared run of the method has all rounds of the paper."""
         return bool(row.runs) and row.rounds[0] >= self.rounds
 
     def length(self, row: Row) -> str:
-        """How many rounds a method was run, and of how many if the paper has more."""
+        """Say how many rounds a method was run, such as "30 of 1,000" if the paper has more."""
         if not row.runs:
             return "not run"
         low, high = row.rounds
@@ -84,21 +86,21 @@ class Block:
         return span + (f" of {self.rounds:,}" if low < self.rounds else "") + (" (failed)" if row.failed else "")
 
     @property
-    def run(self) -> bool:
+    def has_runs(self) -> bool:
         return any(row.runs for row in self.rows)
 
     @property
     def complete(self) -> bool:
-        """Every method of the paper, as long as there."""
-        return all(self.whole(row) for row in self.rows if not row.extra)
+        """Whether every method of the paper was run with all rounds of the paper."""
+        return all(self.is_full_length(row) for row in self.rows if not row.extra)
 
 
 def blocks(experiment: Experiment, root: Path, cells: Sequence[Cell] | None = None) -> list[Block]:
-    """All cells in order, those not run too, each followed by its variants.
+    """Compare all cells in their order, including those that were not run, each followed by its variants.
 
-    Runs that were made before the experiment's own settings changed are a variant, too.
+    Runs that were made before the settings of the experiment changed are a variant, too.
     """
-    found = [_as_now(one, experiment) for one in results.all_of(root, experiment)]
+    found = [_marked_if_outdated(one, experiment) for one in results.all_of(root, experiment)]
     made = []
     for cell in experiment.cells() if cells is None else cells:
         mine = [one for one in found if one.cell == cell]
@@ -108,30 +110,33 @@ def blocks(experiment: Experiment, root: Path, cells: Sequence[Cell] | None = No
     return made
 
 
-def _as_now(found: CellResults, experiment: Experiment) -> CellResults:
+def _marked_if_outdated(found: CellResults, experiment: Experiment) -> CellResults:
     changed = results.outdated(found, experiment)
     return replace(found, variant=(*found.variant, *changed)) if changed else found
 
 
 class Progress(NamedTuple):
+    """How many cells an experiment has, how many of them are complete, and how many were run in part."""
+
     cells: int
-    run: int  # all methods of the paper, as long as there
+    run: int  # cells in which every method of the paper was run with all rounds
     in_part: int
 
 
 def progress(experiment: Experiment, root: Path) -> Progress:
     made = [one for one in blocks(experiment, root) if not one.variant]
     done = sum(one.complete for one in made)
-    return Progress(len(made), done, sum(one.run for one in made) - done)
+    return Progress(len(made), done, sum(one.has_runs for one in made) - done)
 
 
 def block(experiment: Experiment, found: CellResults) -> Block:
+    """Compare one cell, or a variant of it."""
     rounds, cell = experiment.rounds(found.cell), found.cell
     target = experiment.settings(cell)["train"].get("target")
     others = [run["method"] for run in found.runs if run["method"] not in experiment.methods]
     rows = []
     for method in dict.fromkeys([*experiment.methods, *others]):
-        every = found.of(method)
+        every = found.runs_of(method)
         runs = tuple(run for run in every if run["rounds"] >= rounds) or tuple(every)
         span = (min(run["rounds"] for run in runs), max(run["rounds"] for run in runs)) if runs else (0, 0)
         values = {}
@@ -166,6 +171,7 @@ def _ranked(rows: Sequence[Row], measures: Iterable[str]) -> list[Row]:
 
 
 def _rank(value: float | None, peers: Sequence[float | None], lower: bool) -> int | None:
+    """Return the rank of `value` among the peers, None if there are fewer than two; `lower` means lower is better."""
     known = [peer for peer in peers if peer is not None]
     if value is None or len(known) < 2:
         return None

@@ -1,9 +1,10 @@
-"""An experiment of a paper: its cells, its methods, and the config that each of them means.
+"""Experiments of the papers: the cells and methods of each, and the config of every run.
 
-Experiments are data, in `experiments/PAPER.toml`. A *fragment* is a part of a config, a nested table; the config of a
-run is fragments put over one another: the paper's base, the experiment's own, those of the cell's values, and the
-method's. Three keys of a fragment are not settings: `use` names fragments that come first, `when` has further ones
-for cells with a certain value, and `let` has words that the method's expression may mention, as it may the values.
+Experiments are data, in `experiments/PAPER.toml`. A *fragment* is a part of a config, a nested table. The config of a
+run is merged from fragments, each overriding those before it: the paper's base, the experiment's own, one for each
+value of the cell, and the method's. Three keys of a fragment are not settings: `use` names fragments that are merged
+first, `when` holds further fragments for cells with a certain value, and `let` defines words. An expression of a
+method may contain these words and the axes of the cell in braces, such as `fedprox(mu={mu})`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from equipoise.config import override
-from equipoise.errors import ConfigError, nearest
+from equipoise.core.errors import ConfigError, nearest
 from equipoise.papers.published import Published, text
+from equipoise.runs.config import override
 
 PAPERS = ("climb", "fedshift", "fedre", "astraea")
-CURVE = 50  # points of a curve; a shorter run than the paper's is evaluated more often, to have as many
-LONGEST = 80  # letters of a file's name
+CURVE = 50  # points of a curve; a run with fewer rounds than in the paper is evaluated more often to have as many
+LONGEST = 80  # characters of a file name
 
 Fragment = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A value that the paper leaves out."""
+    """A setting that the paper leaves out, the value taken here, and the evidence for it."""
 
     what: str
     value: str
@@ -52,58 +53,63 @@ class Cell:
         return slug(str(self))
 
 
-@dataclass(frozen=True, eq=False)  # there is one of each
+@dataclass(frozen=True, eq=False)  # every experiment exists once, so that identity is equality
 class Experiment:
+    """A table or figure of a paper."""
+
     name: str
     title: str
     paper: str
-    kind: str  # "training", or what is done in its place: see `carry`
-    baseline: str  # the method that others are measured against
+    kind: str  # "training", "balance" or "estimate": see `KINDS` in runner.py
+    baseline: str  # the method with which others are compared by some measures
     fragments: Mapping[str, Fragment] = field(repr=False)
     base: tuple[Fragment, ...] = field(repr=False)
     axes: Mapping[str, Mapping[str, Fragment]] = field(repr=False)
-    methods: Mapping[str, Fragment] = field(repr=False)  # of the paper, by the name in its table
-    extra: Mapping[str, Fragment] = field(repr=False)  # beyond the paper
-    measures: Mapping[str, str] = field(repr=False)  # ours, and the published column ("": not published)
+    methods: Mapping[str, Fragment] = field(repr=False)  # the paper's methods, by their names in its table
+    extra: Mapping[str, Fragment] = field(repr=False)  # methods that are not in the paper
+    measures: Mapping[str, str] = field(repr=False)  # our measure -> the published column ("": not published)
     published: Published | None = field(repr=False)
     guesses: tuple[Guess, ...] = field(repr=False)
     departures: tuple[str, ...] = field(repr=False)
     remarks: tuple[str, ...] = field(repr=False)
 
     def cells(self) -> list[Cell]:
-        """Every combination of values; the first axis changes last."""
+        """List every combination of values; the last axis changes fastest."""
         points = itertools.product(*self.axes.values())
         return [Cell(tuple(zip(self.axes, point, strict=True))) for point in points]
 
     def printed(self, cell: Cell, method: str, measure: str) -> float | None:
-        """What the paper has in its table; infinite where it says never."""
+        """Return the number that the paper printed, infinity for "never", None for nothing."""
         column = self.measures[measure]
         return self.published.value(cell.values, method, column) if self.published and column else None
 
     def method(self, name: str) -> Fragment:
-        """One of the experiment's methods, or any other by its expression."""
+        """Return the fragment of one of the experiment's methods, or of any other method by its expression."""
         return self.methods.get(name) or self.extra.get(name) or {"method": name}
 
     def settings(self, cell: Cell, method: str | None = None, sets: Sequence[str] = ()) -> dict[str, Any]:
-        """The raw config of a cell under a method, or of the cell alone, with `sets` such as "local.lr=1" over it."""
+        """Return the raw config of a cell and a method, or of the cell alone.
+
+        `sets` are changes such as "local.lr=1", which override it.
+        """
         raw = self._merged(cell, method)
         words = dict(cell.values) | raw.pop("let", {})
         if "method" in raw:
             raw["method"] = _filled(raw["method"], words, self.name)
-        return _in_rounds(raw, sets)
+        return _with_sets(raw, sets)
 
     def changes(self, cell: Cell, method: str) -> dict[str, Any]:
-        """The settings of the cell that the method changes, by their paths."""
+        """Return the settings that the method changes, by their paths, such as {"train.cohort": 20}."""
         made = merge(*self._expanded(self.method(method), cell))
         return {path: value for path, value in flat(made) if path != "method"}
 
     def words(self, cell: Cell) -> dict[str, Any]:
-        """What the fragments of a cell say in `let`."""
+        """Return the words that the fragments of a cell define with `let`."""
         let: dict[str, Any] = self._merged(cell).get("let", {})
         return let
 
     def rounds(self, cell: Cell) -> int:
-        """As many as in the paper."""
+        """Return the number of rounds in the paper."""
         return int(self.settings(cell)["train"]["rounds"])
 
     def _merged(self, cell: Cell, method: str | None = None) -> dict[str, Any]:
@@ -112,6 +118,7 @@ class Experiment:
         return merge(*(part for layer in layers for part in self._expanded(layer, cell)))
 
     def _expanded(self, layer: Fragment, cell: Cell) -> Iterator[Fragment]:
+        """Yield the fragments in `use`, then the fragment itself, then those in `when` that apply to the cell."""
         for name in layer.get("use", ()):
             yield from self._expanded(self.fragments[name], cell)
         yield {key: value for key, value in layer.items() if key not in ("use", "when")}
@@ -121,7 +128,7 @@ class Experiment:
 
 
 def merge(*fragments: Fragment) -> dict[str, Any]:
-    """Fragments over one another; a table of another `kind` replaces the one below.
+    """Merge fragments, later ones over earlier ones; a table of another `kind` replaces the earlier table.
 
     >>> merge({"a": {"kind": "x", "n": 1}}, {"a": {"n": 2}}, {"b": 3})
     {'a': {'kind': 'x', 'n': 2}, 'b': 3}
@@ -142,7 +149,8 @@ def merge(*fragments: Fragment) -> dict[str, Any]:
 
 
 def flat(table: Fragment, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """
+    """Yield the values of nested tables with their paths.
+
     >>> dict(flat({"a": {"b": 1, "c": [2]}}))
     {'a.b': 1, 'a.c': [2]}
     """
@@ -154,7 +162,8 @@ def flat(table: Fragment, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
-    """
+    """Make the nested tables that have one value at the path.
+
     >>> nested("a.b", 1)
     {'a': {'b': 1}}
     """
@@ -165,7 +174,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """A name as a file may have it; a long one is cut and told from others by a few digits.
+    """Turn a name into a file name; a long one is cut and gets a checksum, so that it stays unique.
 
     >>> slug("dataset=mnist,rho=10"), slug("climb(eta=0.5) + scaffold")
     ('dataset=mnist_rho=10', 'climb_eta=0.5_scaffold')
@@ -175,7 +184,7 @@ def slug(name: str) -> str:
 
 
 def experiments() -> dict[str, Experiment]:
-    """Every experiment by its name, such as climb-table2."""
+    """Return every experiment by its name, such as climb-table2."""
     return {made.name: made for paper in PAPERS for made in _read(paper)}
 
 
@@ -187,7 +196,7 @@ def find(name: str) -> Experiment:
 
 
 def choose(experiment: Experiment, wanted: Sequence[str]) -> list[Cell]:
-    """The cells that fit at least one of the filters, such as "dataset=mnist,rho=10"; all when there are none."""
+    """Return the cells that match at least one filter such as "dataset=mnist,rho=10", or all without a filter."""
     filters = [_filter(experiment, entry) for entry in wanted]
     cells = [cell for cell in experiment.cells() if not filters or any(f <= set(cell.values) for f in filters)]
     if not cells:
@@ -218,7 +227,7 @@ def _read(paper: str) -> tuple[Experiment, ...]:
 
 
 def parse(paper: str, document: str) -> tuple[Experiment, ...]:
-    """The experiments that a TOML document describes."""
+    """Read the experiments that a TOML document describes."""
     tables = tomllib.loads(document)
     return tuple(_experiment(paper, name, table, tables) for name, table in tables["experiments"].items())
 
@@ -246,7 +255,7 @@ def _experiment(paper: str, name: str, table: dict[str, Any], document: dict[str
 
 
 def _axis(values: dict[str, Any]) -> dict[str, Fragment]:
-    """Fragments by value; the short form has the path of a setting and the values that it takes."""
+    """Return the fragment of each value; the short form gives the path of a setting and its values."""
     if "path" not in values:
         return {text(value): fragment for value, fragment in values.items()}
     return {text(value): nested(values["path"], value) for value in values["values"]}
@@ -260,11 +269,11 @@ def _filled(expression: str, words: Mapping[str, Any], name: str) -> str:
     try:
         return expression.format_map(words)
     except (KeyError, IndexError, ValueError):
-        raise ConfigError(f"method {expression!r}: {name} knows the words {', '.join(words)} only") from None
+        raise ConfigError(f"method {expression!r}: {name} knows only the words {', '.join(words)}") from None
 
 
-def _in_rounds(raw: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    """With `sets` over it; where they shorten a run it is evaluated often enough to have a curve."""
+def _with_sets(raw: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """Apply `sets`; if they shorten the run, evaluate often enough that its curve has `CURVE` points."""
     changed = override(raw, sets)
     if not any(entry.partition("=")[0].strip() == "train.evaluate_every" for entry in sets):
         train = changed["train"]
@@ -273,4 +282,4 @@ def _in_rounds(raw: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int:
-    return value if isinstance(value, int) else 1  # what is no number is refused when the config is read
+    return value if isinstance(value, int) else 1  # reading the config refuses any other value

@@ -1,4 +1,4 @@
-"""Curves against rounds as the papers draw them: a line for each method, the mean over its seeds."""
+"""Draws curves against rounds as the papers do: one line per method, the mean over its seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equipoise.papers.measures import MEASURES
 from equipoise.report.markup import apart, colour, dashes, label, shortened, svg, tag, text, ticks
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520.0, 300.0, 44.0, 110.0, 14.0, 40.0
-TITLE = 34.0  # height of the line above a row of drawings
+TITLE = 34.0  # height of the title above a row of drawings
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 DRAWN = {
     "minority_accuracy": "minority accuracy, %",
@@ -24,7 +24,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def lines(series: Series, axis: str, shaded: tuple[float, float] | None = None) -> str:
-    """Curves over a common axis, named at their ends; a stretch of the axis may be shaded."""
+    """Draw curves over a common axis, each with its name at its end; `shaded` is a range of the axis."""
     every = [point for points in series.values() for point in points]
     x0, x1 = min(x for x, _ in every), max(x for x, _ in every)
     ys = ticks(0, max(y for _, y in every) or 1.0, 6)
@@ -57,7 +57,7 @@ def lines(series: Series, axis: str, shaded: tuple[float, float] | None = None) 
 
 
 def drawings(experiment: Experiment, one: Block) -> Iterator[tuple[str, str]]:
-    """For each thing that the experiment's measures draw: what it is, and the drawing."""
+    """Yield a caption and a drawing for each curve that the experiment's measures need."""
     for key in dict.fromkeys(drawn for name in experiment.measures if (drawn := MEASURES[name].curve)):
         scale = 1 if key == "loss" else 100
         series = {row.method: points for row in one.rows if (points := _mean(row, key, scale))}
@@ -66,7 +66,7 @@ def drawings(experiment: Experiment, one: Block) -> Iterator[tuple[str, str]]:
 
 
 def _mean(row: Row, key: str, scale: float) -> list[tuple[float, float]]:
-    """Over the seeds that have a value at a round."""
+    """Return (round, mean) for every round, over the seeds that have a value in that round."""
     values: dict[float, list[float]] = {}
     for run in row.runs:
         curve = run.get("curve") or {}
@@ -77,8 +77,8 @@ def _mean(row: Row, key: str, scale: float) -> list[tuple[float, float]]:
 
 
 def sheet(experiment: Experiment, made: Sequence[Block]) -> str | None:
-    """All drawings of an experiment as one image, a row for each cell; None if nothing is to be drawn."""
-    rows = [(one.title, list(drawings(experiment, one))) for one in made if one.run]
+    """Draw all curves of an experiment in one image, one row per cell; None if there are no curves."""
+    rows = [(one.title, list(drawings(experiment, one))) for one in made if one.has_runs]
     rows = [(title, drawn) for title, drawn in rows if drawn]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""Which runs are to be done. Carrying them out is another matter, so that a carrier may take several at once."""
+"""Plans the runs of an experiment. `runner.py` executes them, several at once where that is possible."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise import runs
-from equipoise.baselines import CENTRALISED, LOCAL
-from equipoise.config import Config
-from equipoise.errors import ConfigError
+from equipoise.core.errors import ConfigError
+from equipoise.methods.registry import parse
 from equipoise.papers.experiment import Cell, Experiment, flat, slug
+from equipoise.runs.baselines import CENTRALISED, LOCAL
+from equipoise.runs.config import Config
 
-# How a run is carried out or looked at, not what it is.
+# Settings that decide how a run is executed, how long, or how it is evaluated, but not which experiment it is.
 EXECUTION = frozenset({
     "data.dir", "train.block", "train.checkpoint_every", "train.checkpoint_seconds", "train.compile", "train.device",
     "train.engine", "train.evaluate_every", "train.memory_gib", "train.precision", "train.rounds", "train.target",
@@ -24,13 +24,13 @@ EXECUTION = frozenset({
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a cell: a method and a seed."""
+    """One run: a cell, a method and a seed."""
 
     experiment: Experiment
     cell: Cell
-    method: str  # its name in the table
+    method: str  # its name in the experiment, or an expression
     seed: int
-    sets: tuple[str, ...] = ()  # changes to the settings
+    sets: tuple[str, ...] = ()  # changes to the settings, such as "local.lr=1"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -54,31 +54,33 @@ class Job:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What the method changes in the settings of the cell, where they are not set otherwise."""
+        """The settings of the cell that the method changes, except those that `sets` change."""
         fixed = {entry.partition("=")[0] for entry in self.variant}
         made = self.experiment.changes(self.cell, self.method)
         return {path: value for path, value in made.items() if path not in fixed}
 
     def folder(self, out: Path) -> Path:
-        """A run of another length than the paper's has a folder of its own."""
+        """Return the run folder; a run with another number of rounds than in the paper has its own folder."""
         parts = [self.experiment.name, "@".join([self.cell.slug, *map(slug, self.variant)]), slug(self.method)]
         if self.rounds != self.experiment.rounds(self.cell):
             parts.append(f"rounds-{self.rounds}")
         return out.joinpath(*parts, f"seed-{self.seed}")
 
     def check(self) -> None:
-        """Refuse a config or an expression that cannot be, before anything is run."""
+        """Raise ConfigError if the config or the expression is invalid, before anything is run."""
         if self.experiment.kind == "estimate":
             if self.method not in self.experiment.methods:
-                raise ConfigError(f"--methods {self.method!r}: {self.experiment.name} has {_names(self.experiment)}")
+                raise ConfigError(
+                    f"--methods {self.method!r}: {self.experiment.name} expects one of {_names(self.experiment)}"
+                )
             return
         config = self.config
         if config.method not in (CENTRALISED, LOCAL):
-            runs.parse_method(config.method)
+            parse(config.method)
 
 
 def variant(sets: Sequence[str]) -> tuple[str, ...]:
-    """The changes that make it another setting than the paper's.
+    """Return the changes that make the setting differ from the paper's: all but those in `EXECUTION`.
 
     >>> variant(["train.device=cpu", "data.partition.alpha=0.3"])
     ('data.partition.alpha=0.3',)
@@ -91,7 +93,7 @@ def variant(sets: Sequence[str]) -> tuple[str, ...]:
 def plan(
     experiment: Experiment, cells: Sequence[Cell], methods: Sequence[str], seeds: int, sets: Sequence[str] = ()
 ) -> list[Job]:
-    """Every run, cell after cell, so that whole cells are there early; in a cell, all methods with the first seed."""
+    """List every run: cell after cell, so that whole cells are done early, and in a cell seed after seed."""
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: expected 1 or more")
     jobs = [
@@ -107,13 +109,13 @@ def plan(
 
 
 def identity(settings: Mapping[str, Any]) -> str:
-    """What a run is, whichever experiment it belongs to: its whole config but how it is executed, and how long."""
+    """Return a key that is equal for equal runs of different experiments: the config without `EXECUTION`."""
     kept = {path: value for path, value in flat(Config.from_dict(settings).to_dict()) if path not in EXECUTION}
     return json.dumps(kept, sort_keys=True)
 
 
 def _known(experiment: Experiment, cell: Cell, method: str) -> str:
-    """The name under which the experiment has a method, where it is given as an expression."""
+    """Return the experiment's name for a method that is given as an expression, else the method as it is."""
     if method in experiment.methods or method in experiment.extra:
         return method
     for name in (*experiment.methods, *experiment.extra):

@@ -1,33 +1,34 @@
-"""The results as a page of Markdown, with a drawing beside it for each experiment; made anew from the JSON files."""
+"""Writes the results as a Markdown page with one drawing per experiment, from the JSON files alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from equipoise.papers.agreement import agreement
 from equipoise.papers.comparison import COLUMNS, Block, blocks, progress
 from equipoise.papers.experiment import Experiment
 from equipoise.papers.figures import sheet
 from equipoise.papers.measures import MEASURES, shown
 from equipoise.papers.results import Run
+from equipoise.papers.standing import standings
 
 INTRODUCTION = """# The papers' tables, rerun
 
 Made by `equipoise reproduce --markdown docs/results.md` from the files under `results/`; do not edit it.
 [How experiments are described, run and added](reproduce.md).
 
-Accuracies are in percent. *Ours* is the mean over seeds, *range* the least and the most of them, *rank* the place
-among the paper's methods in the paper → here. A method with a + is not in the paper; its rank is the one that it
-would have. Rounds are those that were run, "of" how many the paper has where it has more. A dash is a number that is
-not published, or not measured. *Mean difference* is that of absolute values, *first* the number of cells in which a
-method is the first of the paper's. *Best or tied* counts all methods: tied are those whose seeds reach the seeds of
-the best, or that are within half a point of it where each has one seed.
+Accuracies are in percent. *Ours* is the mean over seeds, and *range* goes from the lowest seed to the highest. *Rank*
+is the place of a method among the paper's methods, in the paper → here. A method marked + is not in the paper; its
+rank is the one that it would have. "30 of 1,000" rounds means that 30 were run here and 1,000 in the paper. A dash is
+a number that is not published, or not measured. *Mean difference* is the mean absolute difference from the paper, and
+*first* the number of cells in which a method ranks first among the paper's methods. *Best or tied* compares all
+methods: a method is tied if its best seed reaches the worst seed of the best method, or, where each has one seed, if
+it is within half a point of the best.
 """
 
 
 def pages(experiments: Iterable[Experiment], root: Path, stem: str) -> dict[str, str]:
-    """The page, and the drawings that it shows, by their names relative to it."""
+    """Make the page and the drawings in it; return their contents by file name, relative to the page's folder."""
     written, sections = {}, []
     listed = ["| experiment | what | cells | run as in the paper | in part |", "|---|---|---|---|---|"]
     for experiment in experiments:
@@ -35,7 +36,7 @@ def pages(experiments: Iterable[Experiment], root: Path, stem: str) -> dict[str,
         name = f"[{experiment.name}](#{experiment.name})" if done + begun else experiment.name
         listed.append(f"| {name} | {experiment.title} | {total} | {done} | {begun} |")
         made = blocks(experiment, root)
-        if any(one.run for one in made):
+        if any(one.has_runs for one in made):
             drawing = sheet(experiment, made)
             if drawing is not None:
                 written[f"{stem}/{experiment.name}.svg"] = drawing + "\n"
@@ -45,7 +46,7 @@ def pages(experiments: Iterable[Experiment], root: Path, stem: str) -> dict[str,
 
 
 def write(experiments: Iterable[Experiment], root: Path, path: Path) -> list[Path]:
-    """Write the page to `path` and its drawings into the folder beside it that has its name."""
+    """Write the page to `path`, and its drawings into a folder of the same name beside it."""
     files = []
     for name, content in pages(experiments, root, path.stem).items():
         file = path.with_name(path.name) if name == f"{path.stem}.md" else path.parent / name
@@ -58,14 +59,14 @@ def write(experiments: Iterable[Experiment], root: Path, path: Path) -> list[Pat
 def _section(experiment: Experiment, made: Sequence[Block], root: Path, drawings: str | None) -> Iterator[str]:
     yield f"## {experiment.name}\n"
     yield f"{experiment.title}. {experiment.paper}.\n"
-    yield from _table(experiment, [one for one in made if one.run])
+    yield from _table(experiment, [one for one in made if one.has_runs])
     yield ""
-    yield from _agreement(experiment, made)
+    yield from _standings(experiment, made)
     for one in made:
         for row in one.rows:
             if row.failed:
                 yield f"- Failed: {one.title}, {row.method}: {row.failed}\n"
-    left = [str(one.cell) for one in made if not one.run and not one.variant]
+    left = [str(one.cell) for one in made if not one.has_runs and not one.variant]
     if left:
         yield f"Not run: {'; '.join(left)}.\n"
     if drawings:
@@ -95,16 +96,16 @@ def _table(experiment: Experiment, made: Sequence[Block]) -> Iterator[str]:
 
 
 def _best(one: Block, measure: str) -> float | None:
-    """Where there is something to compare."""
+    """Return the best mean of a measure in a cell; None if fewer than two methods have one."""
     means = [row.values[measure].mean for row in one.rows if row.values[measure].mean is not None]
     return (min if MEASURES[measure].lower else max)(means) if len(means) > 1 else None  # type: ignore[type-var]
 
 
-def _agreement(experiment: Experiment, made: Sequence[Block]) -> Iterator[str]:
-    """For each data set of its own, how far the methods are from the paper, and which of them is the best."""
+def _standings(experiment: Experiment, made: Sequence[Block]) -> Iterator[str]:
+    """For each data set, tell how far the methods are from the paper, and how often each is the best."""
     for data, group in _by_dataset(made):
         for name in experiment.measures:
-            entries = agreement(group, name)
+            entries = standings(group, name)
             if not any(entry.contests or entry.compared for entry in entries):
                 continue
             yield f"{MEASURES[name].title.capitalize()}{f' on {data}' if data else ''}, over cells with all rounds:\n"
@@ -130,7 +131,7 @@ def _notes(experiment: Experiment, root: Path) -> Iterator[str]:
         yield from (_line([guess.what, guess.value, guess.evidence]) for guess in experiment.guesses)
         yield ""
     if experiment.departures:
-        yield "Done otherwise than in the paper: " + "; ".join(experiment.departures) + ".\n"
+        yield "Different from the paper: " + "; ".join(experiment.departures) + ".\n"
     if experiment.remarks:
         yield "\n".join(f"- {remark}" for remark in experiment.remarks) + "\n"
     discussion = root / experiment.name / "notes.md"
@@ -139,7 +140,7 @@ def _notes(experiment: Experiment, root: Path) -> Iterator[str]:
 
 
 def _origin(made: Sequence[Block]) -> Iterator[str]:
-    """What the runs were made with."""
+    """Tell with which hardware, software and commands the runs were made."""
     runs = [run for one in made for row in one.rows for run in row.runs]
     ways = dict.fromkeys(_way(run) for run in runs)
     commands = dict.fromkeys(run["made"]["command"] for run in runs if "made" in run)

@@ -1,7 +1,7 @@
-"""What is compared with the papers, each read off the record of a run.
+"""The measures that are compared with the papers, and how each is read from the record of a run.
 
-A record is what `results` keeps of a run: numbers of its last and its best round, and a curve. Some measures need
-that of the baseline with the same seed too.
+A record is what `results.py` stores of a run: numbers of its last and its best round, and a curve. Some measures also
+need the record of the baseline with the same seed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Record = Mapping[str, Any]
 
 class Measure(NamedTuple):
     title: str
-    read: Callable[[Record, Record | None], float | None]
-    curve: str | None = None  # what is drawn against rounds
-    lower: bool = False  # the lower the better
-    points: bool = True  # a share, shown in percent
+    read: Callable[[Record, Record | None], float | None]  # (record, record of the baseline) -> value
+    curve: str | None = None  # the metric that is drawn against rounds
+    lower: bool = False  # lower values are better
+    points: bool = True  # the value is a share and shown in percent
 
 
 def _last(key: str) -> Callable[[Record, Record | None], float | None]:
@@ -33,13 +33,16 @@ def _best(key: str) -> Callable[[Record, Record | None], float | None]:
 
 
 def _gain(run: Record, baseline: Record | None) -> float | None:
-    """How much more accurate the best round is than the baseline's."""
+    """Return the balanced accuracy of the best round minus that of the baseline's best round."""
     pair = [_best("balanced_accuracy")(record, None) for record in (run, baseline) if record is not None]
     return pair[0] - pair[1] if len(pair) == 2 and pair[0] is not None and pair[1] is not None else None
 
 
 def reached(run: Record, value: float | None) -> float | None:
-    """The first round at which the measure that chooses the best round is `value` or above; infinite: none."""
+    """Return the first round in which the metric that chooses the best round is at least `value`.
+
+    Infinity means that no round reached the value, None that it is not known.
+    """
     if value is None or not run.get("bests"):
         return None
     return next((float(at) for at, best in run["bests"] if best >= value), math.inf)
@@ -75,7 +78,8 @@ MEASURES: dict[str, Measure] = {
 
 
 def shown(measure: str, value: float | None, signed: bool = False) -> str:
-    """
+    """Format a value of a measure.
+
     >>> shown("accuracy", 0.8029), shown("kld", 0.174), shown("rounds_to_target", math.inf), shown("accuracy", None)
     ('80.3', '0.174', 'never', '–')
     >>> shown("accuracy", -0.004, signed=True), shown("rounds_to_target", 4.0)

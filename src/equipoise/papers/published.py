@@ -1,4 +1,4 @@
-"""The numbers that a paper printed, one row for each cell and method of a table."""
+"""The numbers that a paper printed, in CSV files with one row per cell and method."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-NEVER = "never"  # printed where a method does not get there
+NEVER = "never"  # stands for a number of rounds if a method does not reach the target
 
 
 @dataclass(frozen=True)
 class Published:
     rows: tuple[Mapping[str, str], ...]
-    columns: Mapping[str, str]  # the column of each axis that the table has
-    same: Mapping[str, str]  # values of an axis that stand for another in the table
+    columns: Mapping[str, str]  # axis of the experiment -> column of the CSV file
+    same: Mapping[str, str]  # value of an axis -> the value in the CSV file whose numbers it uses
 
     @classmethod
     def read(cls, table: Mapping[str, Any], axes: Iterable[str]) -> Published:
@@ -27,7 +27,7 @@ class Published:
         return cls(rows, present, table.get("same", {}))
 
     def value(self, cell: Iterable[tuple[str, str]], method: str, column: str) -> float | None:
-        """The number of a cell and method, None where the paper has none, infinite where it says never."""
+        """Return the number of a cell and method: None if the paper has none, infinity for "never"."""
         wanted = {self.columns[axis]: self.same.get(value, value) for axis, value in cell if axis in self.columns}
         for row in self.rows:
             if row["method"] == method and all(text(row[name]) == value for name, value in wanted.items()):
@@ -36,7 +36,7 @@ class Published:
 
 
 def text(value: object) -> str:
-    """A value of an axis as text, whichever way it is written.
+    """Write a value of an axis in one way, so that "0.10" and 0.1 are equal.
 
     >>> text(0.0), text("0.10"), text("mnist")
     ('0', '0.1', 'mnist')

@@ -1,4 +1,4 @@
-"""Rerun an experiment: what is kept already stays, what was cut off goes on, and every run is kept as it ends."""
+"""Reruns an experiment: finished runs are not repeated, stopped runs are resumed, every result is saved at once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import equipoise
-from equipoise.errors import ConfigError
+from equipoise.core.errors import ConfigError
 from equipoise.papers import results
-from equipoise.papers.carry import carried_out, of
 from equipoise.papers.experiment import experiments
 from equipoise.papers.jobs import Job
 from equipoise.papers.results import Run
-from equipoise.runs import Watch
+from equipoise.papers.runner import run_fields, run_jobs
+from equipoise.runs.run import Watch
 
-Carrier = Callable[[Sequence[Job], Path, Watch, float | None], Iterator[tuple[Job, Run]]]
+Runner = Callable[[Sequence[Job], Path, Watch, float | None], Iterator[tuple[Job, Run]]]
 
-UNITS = {"h": 3600, "m": 60, "s": 1}
+UNITS = {"h": 3600, "m": 60, "s": 1}  # in seconds
 
 
 def reproduce(
@@ -31,9 +31,12 @@ def reproduce(
     *,
     command: str,
     deadline: float | None = None,
-    carrier: Carrier = carried_out,
+    runner: Runner = run_jobs,
 ) -> Iterator[tuple[Job, Run]]:
-    """Carry out the jobs that `root` has no run of, in run folders under `out`; gives each as it is kept."""
+    """Execute the jobs in run folders under `out`, save each result under `root`, and yield it.
+
+    A run that another experiment has already made is copied, not repeated. `command` is stored with the results.
+    """
     made = {
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -43,24 +46,24 @@ def reproduce(
     }
     shared = list(_shared(jobs, root))
     for job, run in shared:
-        yield job, _keep(job, run, root)
+        yield job, _save(job, run, root)
     done = {job for job, _ in shared}
-    for job, run in carrier([job for job in jobs if job not in done], out, watch, deadline):
-        yield job, _keep(job, run | {"made": made}, root)
+    for job, run in runner([job for job in jobs if job not in done], out, watch, deadline):
+        yield job, _save(job, run | {"made": made}, root)
 
 
 def _shared(jobs: Sequence[Job], root: Path) -> Iterator[tuple[Job, Run]]:
-    """Tables overlap: a run that another experiment has made already is not made again."""
+    """Yield the jobs that another experiment has already run, since tables overlap, with those runs."""
     trainings = [job for job in jobs if job.experiment.kind == "training"]
     known = results.known_runs(root, experiments().values()) if trainings else {}
     for job in trainings:
         run = known.get(results.key_of(job.settings, job.seed))
         if run is not None and run["rounds"] >= job.rounds:
-            yield job, run | of(job)
+            yield job, run | run_fields(job)
 
 
-def _keep(job: Job, run: Run, root: Path) -> Run:
-    with results.alone(root, job.experiment):
+def _save(job: Job, run: Run, root: Path) -> Run:
+    with results.locked(root, job.experiment):
         cell = results.read(root, job.experiment, job.cell, job.variant)
         before = cell.run(job.method, job.seed)
         if run.pop("resumed", False) and before is not None:
@@ -70,7 +73,8 @@ def _keep(job: Job, run: Run, root: Path) -> Run:
 
 
 def seconds(budget: str) -> float:
-    """
+    """Read a duration.
+
     >>> seconds("10m"), seconds("1h30m"), seconds("45")
     (600.0, 5400.0, 45.0)
     """
@@ -82,7 +86,7 @@ def seconds(budget: str) -> float:
 
 
 def _commit() -> str | None:
-    """The commit of the source, with a mark if it was changed since; None where there is no repository."""
+    """Return the commit of the source, with "-dirty" if files were changed; None without a repository."""
     words = ["git", "-C", str(Path(equipoise.__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None

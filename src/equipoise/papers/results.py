@@ -1,7 +1,7 @@
-"""What is kept of the runs of a cell: one small JSON file, `results/EXPERIMENT/CELL.json`.
+"""The stored results: one small JSON file per cell, `results/EXPERIMENT/CELL.json`.
 
-Of each run it has the last round's numbers, the best round's, a thinned curve, how long it took, and what made it.
-A run that is not finished is kept too, and says so: it has fewer `rounds` than were `asked`.
+For each run it holds the numbers of the last and of the best round, a thinned curve, the time, and the command and
+versions that made it. An unfinished run is stored too; it has fewer `rounds` than were `asked`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.checkpoint import write_atomically
-from equipoise.config import Config
-from equipoise.errors import CheckpointError, ConfigError
-from equipoise.folder import finite
+from equipoise.core.errors import CheckpointError, ConfigError
 from equipoise.papers.experiment import Cell, Experiment, flat, merge, nested, slug
 from equipoise.papers.jobs import EXECUTION, Job, identity
+from equipoise.runs.checkpoint import write_atomically
+from equipoise.runs.config import Config
+from equipoise.runs.folder import finite
 
 FORMAT, VERSION = "equipoise results", 1
 
@@ -29,7 +29,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class CellResults:
-    """The runs of a cell, or of a variant of it, with the settings that they have in common."""
+    """The runs of a cell, or of a variant of it, and the settings that they have in common."""
 
     experiment: str
     cell: Cell
@@ -44,11 +44,11 @@ class CellResults:
     def run(self, method: str, seed: int) -> Run | None:
         return next((run for run in self.runs if run["method"] == method and run["seed"] == seed), None)
 
-    def of(self, method: str) -> list[Run]:
+    def runs_of(self, method: str) -> list[Run]:
         return sorted((run for run in self.runs if run["method"] == method), key=lambda run: run["seed"])
 
     def with_run(self, run: Run) -> CellResults:
-        """With a run added; of two with one method and seed, the one that went further stays."""
+        """Add a run; of two runs with the same method, expression and seed, the one with more rounds stays."""
         known = self.run(run["method"], run["seed"])
         if known is not None and known["expression"] == run["expression"] and known["rounds"] > run["rounds"]:
             return self
@@ -64,7 +64,7 @@ class CellResults:
             "cell": dict(self.cell.values),
             "variant": list(self.variant),
         }
-        # A line for each run and each table: short files, and short differences between them.
+        # One line per run and per table keeps the files short, and the differences between versions too.
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
         tables = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.settings.items()]
         runs = [f"  {json.dumps(_rounded(finite(run)))}" for run in self.runs]
@@ -75,20 +75,20 @@ class CellResults:
 
 
 @contextmanager
-def alone(root: Path, experiment: Experiment) -> Iterator[None]:
-    """While no other process changes the results of an experiment: some may share a table between several devices."""
+def locked(root: Path, experiment: Experiment) -> Iterator[None]:
+    """Hold a lock on the results of an experiment, since several processes may run parts of one table."""
     folder = root / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # given back when it is closed, or when the process dies
+        fcntl.flock(handle, fcntl.LOCK_EX)  # released when the handle is closed, or when the process ends
         yield
     finally:
         os.close(handle)
 
 
 def read(root: Path, experiment: Experiment, cell: Cell, variant: tuple[str, ...] = ()) -> CellResults:
-    """What is known of a cell; nothing, if nothing was run. A file made with other settings is refused."""
+    """Read the results of a cell, which are empty if nothing was run; refuse a file made with other settings."""
     empty = CellResults(experiment.name, cell, variant, common(experiment, cell, variant))
     path = root / empty.file
     if not path.exists():
@@ -96,20 +96,21 @@ def read(root: Path, experiment: Experiment, cell: Cell, variant: tuple[str, ...
     found = _parse(path)
     if changed := outdated(found, experiment):
         raise ConfigError(
-            f"{path} has runs with other settings ({', '.join(changed)}): move it away, or give those with --set"
+            f"{path} has runs with other settings ({', '.join(changed)}): move the file away, or use --set to run"
+            " with the settings in it"
         )
     return found
 
 
 def all_of(root: Path, experiment: Experiment) -> list[CellResults]:
-    """Every file of an experiment, variants included, in the order of its cells."""
+    """Read every file of an experiment, including variants, in the order of its cells."""
     found = [_parse(path) for path in sorted((root / experiment.name).glob("*.json"))]
     place = {cell: number for number, cell in enumerate(experiment.cells())}
     return sorted((one for one in found if one.cell in place), key=lambda one: (place[one.cell], one.variant))
 
 
 def known_runs(root: Path, experiments: Iterable[Experiment]) -> dict[tuple[str, int], Run]:
-    """All trainings of all experiments by what they are, for tables that share some; the longest of equals."""
+    """Return the trainings of all experiments by `key_of`, since tables share some; of equal ones the longest."""
     index: dict[tuple[str, int], Run] = {}
     for experiment in experiments:
         if experiment.kind == "training":
@@ -123,11 +124,12 @@ def known_runs(root: Path, experiments: Iterable[Experiment]) -> dict[tuple[str,
 
 
 def key_of(settings: Mapping[str, Any], seed: int) -> tuple[str, int]:
+    """Return a key that is equal for equal runs of different experiments."""
     return identity(merge(settings, {"train": {"seed": 0}})), seed
 
 
 def missing(jobs: Iterable[Job], root: Path) -> Iterator[Job]:
-    """The jobs of which no run is kept that went as far as is asked."""
+    """Yield the jobs without a stored run that has all their rounds."""
     for job in jobs:
         run = read(root, job.experiment, job.cell, job.variant).run(job.method, job.seed)
         if run is None or run["expression"] != job.expression or run["rounds"] < job.rounds:
@@ -135,7 +137,7 @@ def missing(jobs: Iterable[Job], root: Path) -> Iterator[Job]:
 
 
 def common(experiment: Experiment, cell: Cell, variant: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings that the runs of a cell share, resolved, without how they are executed."""
+    """Return the settings that the runs of a cell share, with all defaults, without those in `EXECUTION`."""
     return _resolved(experiment.settings(cell, sets=variant), experiment)
 
 
@@ -149,13 +151,14 @@ def _resolved(raw: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
 
 
 def outdated(found: CellResults, experiment: Experiment) -> list[str]:
-    """How the settings of kept runs differ from those that the experiment has now."""
+    """List how the settings of stored runs differ from those that the experiment has now."""
     before = _resolved(found.settings, experiment)
     return differences(before, common(experiment, found.cell, found.variant))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """
+    """List the settings in which two configs differ.
+
     >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
     ['a.c = 2, now 3']
     """
@@ -189,7 +192,7 @@ def _parse(path: Path) -> CellResults:
 
 
 def _rounded(value: Any) -> Any:
-    """Five digits are more than any run repeats."""
+    """Round to five significant digits; repeated runs agree in fewer."""
     if isinstance(value, dict):
         return {key: _rounded(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""FedRE's synthetic experiments: when does a network tell the class shares of its training data?
+"""FedRE's synthetic experiments: when do the outputs of a network show the class shares of its training data?
 
-Early in training with the square loss, the loss stays on a plateau, where the network answers every input with the
-class shares. That holds where all classes have the same mean (a square in a frame, nested rings). With one hidden
-layer it fails on separated blobs, and with three it holds there, too.
+Early in training with the square loss, the loss stays on a plateau, where the network's output for every input is
+close to the class shares. This holds if all classes have the same mean (a square in a frame, nested rings). On
+separated blobs it fails with one hidden layer, and holds with three.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 from equipoise import models
+from equipoise.core.chain import Chain
+from equipoise.core.federation import Federation, Split
+from equipoise.core.local import Local
+from equipoise.core.network import Network
+from equipoise.core.round import one_round, start
 from equipoise.engines import Serial
-from equipoise.estimation import SquareLoss, shares
-from equipoise.federation import Federation, Split
-from equipoise.local import Local
-from equipoise.method import Chain
-from equipoise.network import Network
-from equipoise.round import one_round, start
+from equipoise.methods.shared.estimation import SquareLoss, shares
 
-LR = 0.1  # of plain gradient descent on all samples
+LR = 0.1  # the learning rate of plain gradient descent on all samples
 SPAN, FLAT = 200, 0.01  # on the plateau the loss falls by less than 1 % in 200 iterations
-TEST = 50  # samples per class of the balanced set that the outputs are averaged over
+TEST = 50  # samples per class of the balanced set over which the outputs are averaged
 
-Draw = Callable[[Sequence[int], torch.Generator], list[Tensor]]  # counts -> the points of each class
+Draw = Callable[[Sequence[int], torch.Generator], list[Tensor]]  # (counts, generator) -> the points of each class
 
 
 def frame(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Figure 1: the first class in the unit square in the middle, the second around it."""
+    """Figure 1: the first class fills a unit square in the middle, the second class the frame around it."""
     inner = 1 + torch.rand(counts[0], 2, generator=draw)
     many = 3 * torch.rand(20 * counts[1] + 100, 2, generator=draw)
     outer = many[((many < 1) | (many > 2)).any(1)][: counts[1]]
@@ -40,7 +40,7 @@ def frame(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
 
 
 def rings(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Figure 3: one ring around the other, each centred on the origin."""
+    """Figure 3: nested rings, one per class, each centred on the origin."""
     points = []
     for ring, count in enumerate(counts):
         angle = 2 * math.pi * torch.rand(count, generator=draw)
@@ -51,7 +51,7 @@ def rings(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
 
 
 def blobs(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Figure 4: classes with means of their own, around a circle."""
+    """Figure 4: classes with different means, placed on a circle."""
     turns = [2 * math.pi * i / len(counts) for i in range(len(counts))]
     centres = [(0.7 * math.cos(turn), 0.7 * math.sin(turn)) for turn in turns]
     return [
@@ -61,7 +61,10 @@ def blobs(counts: Sequence[int], draw: torch.Generator) -> list[Tensor]:
 
 
 def one_client(draw: Draw, counts: Sequence[int], hidden: Sequence[int], every: int, seed: int) -> Federation:
-    """One client with all samples, which takes `every` full-batch steps in a round; the server holds the test set."""
+    """Make a federation of one client that has all samples and takes `every` full-batch steps in a round.
+
+    The server's auxiliary samples are the test set.
+    """
     source = torch.Generator().manual_seed(seed)
     points, test = draw(counts, source), draw([TEST] * len(counts), source)
     labels = torch.arange(len(counts))
@@ -87,27 +90,27 @@ class Point(NamedTuple):
 
 
 def trace(fed: Federation, iterations: int) -> list[Point]:
-    """Training as FedRE's clients do it, seen once in a round."""
+    """Train as FedRE's clients do, and record a point before the first round and after every round."""
     chain, engine = Chain(SquareLoss()), Serial(fed)
     state = start(fed, chain, engine)
     target = torch.eye(len(fed.classes))[fed.y]
 
-    def look() -> Point:
+    def point() -> Point:
         held = fed.auxiliary_for("trace")
         fitted = engine.outputs(state.params, state.buffers, fed.x)
         mean = engine.outputs(state.params, state.buffers, held.x).mean(0)
         loss = float((fitted - target).square().sum(1).mean())
         return Point(state.round * fed.local.epochs, loss, shares(mean))
 
-    points = [look()]
+    points = [point()]
     while points[-1].iteration < iterations:
         state, _ = one_round(state, fed, chain, engine)
-        points.append(look())
+        points.append(point())
     return points
 
 
 def plateau(points: Sequence[Point]) -> list[Point]:
-    """The first stretch on which the loss falls by less than 1 % in 200 iterations."""
+    """Return the first consecutive points at which the loss has fallen by less than 1 % in 200 iterations."""
     loss = {point.iteration: point.loss for point in points}
 
     def flat(point: Point) -> bool:
@@ -119,7 +122,7 @@ def plateau(points: Sequence[Point]) -> list[Point]:
 
 
 def errors(point: Point, counts: Sequence[int]) -> Tensor:
-    """Of each class, as a part of its true share."""
+    """Return the error of each class, as a fraction of its true share."""
     truth = torch.tensor(counts) / sum(counts)
     return (point.shares - truth).abs() / truth
 
@@ -128,10 +131,11 @@ POINTS: dict[str, Draw] = {"frame": frame, "rings": rings, "blobs": blobs}
 
 
 def estimate(settings: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One network's estimate, in the middle of the plateau or at the end where there is none, and its losses.
+    """Train one network; return its estimate of the class shares, and its losses.
 
-    `settings` has the name of the points, their counts, the hidden layers, `every` how many iterations to look, and
-    how many iterations there are (`train.rounds`).
+    The estimate is taken in the middle of the plateau, or at the end if there is no plateau. `settings` has the name
+    of the point set (`points`), `counts`, the `hidden` layers, the number of iterations between records (`every`),
+    and the number of iterations (`train.rounds`).
     """
     counts = settings["counts"]
     fed = one_client(POINTS[settings["points"]], counts, settings["hidden"], settings["every"], seed)

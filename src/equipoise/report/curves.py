@@ -1,22 +1,22 @@
-"""A measure against rounds, a line for each run, named at its end."""
+"""Draws a metric against rounds, with one line per run and its name at the end of the line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from equipoise.report.markup import apart, colour, dashes, hover, label, percent, shortened, svg, tag, ticks
-from equipoise.report.run import Run
+from equipoise.report.reading import Run
 
 WIDTH, HEIGHT = 560.0, 330.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 156.0, 14.0, 40.0
-LINE_POINTS, HOVER_POINTS = 1000, 120  # a long run would otherwise weigh megabytes
-NAMED = 18  # as many names as fit one above the other
+LINE_POINTS, HOVER_POINTS = 1000, 120  # limits per line, so that the page of a long run stays small
+NAMED = 18  # the number of names that fit one above the other
 
 Points = list[tuple[int, float]]
 
 
 def curves(runs: Sequence[Run], key: str, title: str) -> str:
-    """The drawing; runs that never measured `key` have no line."""
+    """Draw the metric `key` of all runs; a run that never measured it has no line."""
     series = {index: points for index, run in enumerate(runs) if (points := run.series(key))}
     if not series:
         return tag("p", "Not measured in any round.", class_="note")
@@ -66,7 +66,7 @@ def curves(runs: Sequence[Run], key: str, title: str) -> str:
 
 
 def _name(name: str, index: int, x: float, end: float, place: float, value: float) -> str:
-    """The run's name and last value in the right margin, joined to the end of its line."""
+    """Write the run's last value and name in the right margin, and connect them with the end of its line."""
     edge = WIDTH - RIGHT + 12
     leader = tag("path", d=f"M{x + 3:.1f},{end:.1f} L{edge - 3:.1f},{place:.1f}", class_="leader")
     return tag(
@@ -79,6 +79,6 @@ def _name(name: str, index: int, x: float, end: float, place: float, value: floa
 
 
 def _thinned(points: Points, most: int) -> Points:
-    """Every n-th point and the last."""
+    """Keep about `most` points: every n-th one, and the last."""
     stride = -(-len(points) // most)
     return points[:-1:stride] + points[-1:]

@@ -1,18 +1,18 @@
-"""A confusion matrix as a heat map: what is right in one colour, what is mistaken in another."""
+"""Draws a confusion matrix as a heat map, with right predictions in one colour and mistakes in another."""
 
 from __future__ import annotations
 
 from equipoise.report.markup import hover, label, percent, shortened, svg, tag
-from equipoise.report.run import Run
+from equipoise.report.reading import Run
 
-SIDE = 470.0  # of a matrix; one with many classes is twice as wide
-ROOMY = 26  # up to so many classes, two matrices stand beside each other
-WRITTEN = 13  # up to so many, cells carry their value
-LARGEST = 46.0  # side of a cell when there are few
+SIDE = 470.0  # the width of a matrix; a matrix with many classes is twice as wide
+ROOMY = 26  # up to this number of classes, two matrices stand side by side
+WRITTEN = 13  # up to this number of classes, the cells show their values
+LARGEST = 46.0  # the largest width of a cell
 
 
 def heatmap(run: Run) -> str:
-    """The run's last confusion matrix, each row as shares of its class."""
+    """Draw the run's last confusion matrix; each row shows shares of the samples of its class."""
     record = run.last("confusion")
     if record is None:
         return tag("p", "No confusion matrix was kept.", class_="note")
@@ -43,7 +43,7 @@ def heatmap(run: Run) -> str:
 
 
 def scale() -> str:
-    """The key to the colours."""
+    """Draw the legend of the colours."""
     parts = []
     for y, kind, meaning in ((0.0, "right", "right"), (14.0, "wrong", "mistaken")):
         for step in range(11):
@@ -57,7 +57,7 @@ def scale() -> str:
 
 
 def _cell(x: float, y: float, side: float, share: float, right: bool, title: str) -> str:
-    inner = side if side < 8 else side - 1  # a hairline between cells, where there is room
+    inner = side if side < 8 else side - 1  # a thin gap between cells, unless they are tiny
     kind = "right" if right else "wrong"
     return tag("rect", hover(title), x=x, y=y, width=inner, height=inner, class_=kind, fill_opacity=_depth(share))
 
@@ -71,7 +71,7 @@ def _value(i: int, j: int, margin: float, cell: float, share: float) -> str:
 
 
 def _names(run: Run, index: int, margin: float, middle: float, font: float, upright: bool) -> list[str]:
-    """The class beside its row and above its column."""
+    """Write the class beside its row and above its column."""
     name = run.classes[index]
     special = index in run.minority
     style = "name minority" if special else "name"
@@ -87,5 +87,5 @@ def _names(run: Run, index: int, margin: float, middle: float, font: float, upri
 
 
 def _depth(share: float) -> float:
-    """Opacity: steep near zero, so that a mistake made once in twenty is seen."""
+    """Return the opacity of a cell: the square root of the share, so that a share of one in twenty is visible."""
     return round(float(share**0.5), 2)

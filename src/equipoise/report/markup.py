@@ -1,4 +1,4 @@
-"""The little HTML and SVG that the charts are made of."""
+"""Helpers that write the HTML and SVG elements of the charts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 MISSING = "\u2013"
-COLOURS = 7  # as many as page.css defines; beyond them lines are dashed
+COLOURS = 7  # the number of colours in page.css; further lines repeat them with dashes
 
 
 def tag(name: str, *content: str, **attributes: object) -> str:
-    """An element. Its content is markup, its attributes are values, escaped here; None leaves one out.
+    """Write an element. `content` is markup and not escaped, attributes are escaped, and None omits an attribute.
 
     >>> tag("rect", x=1.5, class_="bar", fill_opacity=0.25)
     '<rect x="1.5" class="bar" fill-opacity="0.25"></rect>'
@@ -25,17 +25,17 @@ def tag(name: str, *content: str, **attributes: object) -> str:
 
 
 def text(content: object) -> str:
-    """Markup that shows `content` as it is."""
+    """Escape `content`, so that it is shown literally."""
     return html.escape(str(content))
 
 
 def label(x: float, y: float, content: object, *extra: str, **attributes: object) -> str:
-    """A piece of text in a drawing."""
+    """Write a text element of a drawing."""
     return tag("text", text(content), *extra, x=x, y=y, **attributes)
 
 
 def hover(content: object) -> str:
-    """What a browser shows when the pointer rests on the element around."""
+    """Write the text that a browser shows while the pointer is over the enclosing element."""
     return tag("title", text(content))
 
 
@@ -52,7 +52,7 @@ def svg(width: float, height: float, *content: str, title: str) -> str:
 
 
 def swatch(index: int) -> str:
-    """The colour of a run, beside its name."""
+    """Draw a short line in the colour of a run, to stand beside its name."""
     line = tag("line", x1=0, y1=5, x2=18, y2=5, class_="line", stroke_dasharray=dashes(index))
     return tag("svg", line, width=18, height=10, class_=f"swatch {colour(index)}", aria_hidden="true")
 
@@ -66,7 +66,8 @@ def dashes(index: int) -> str | None:
 
 
 def shortened(name: str, most: int) -> str:
-    """
+    """Cut a name to at most `most` characters.
+
     >>> shortened("automobile", 6)
     'autom…'
     """
@@ -74,7 +75,8 @@ def shortened(name: str, most: int) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """
+    """Format a share in percent.
+
     >>> percent(0.5), percent(None)
     ('50.0', '–')
     """
@@ -82,7 +84,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def ticks(low: float, high: float, most: int, least_step: float = 0.0) -> list[float]:
-    """Round numbers that enclose the range from `low` to `high`, about `most` of them.
+    """Return about `most` round numbers that enclose the range from `low` to `high`.
 
     >>> ticks(0.12, 0.93, 6)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -95,7 +97,7 @@ def ticks(low: float, high: float, most: int, least_step: float = 0.0) -> list[f
 
 
 def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The places moved as little as needed to lie `gap` from each other, inside the bounds if they fit.
+    """Move the places until they are at least `gap` from each other, inside the bounds if they fit.
 
     >>> apart([10, 12, 50], 14, 0, 100)
     [10, 24, 50]

@@ -1,4 +1,4 @@
-"""The page around the charts."""
+"""Puts the page together: the table of runs, the charts, and the configs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from equipoise.errors import CheckpointError, ConfigError
+from equipoise.core.errors import CheckpointError, ConfigError
 from equipoise.report.curves import curves
 from equipoise.report.heatmap import ROOMY, heatmap, scale
 from equipoise.report.markup import MISSING, percent, swatch, tag, text
+from equipoise.report.reading import Run
 from equipoise.report.recalls import recalls
-from equipoise.report.run import Run
 
 MEASURES = {
     "accuracy": "Overall",
@@ -24,7 +24,7 @@ MEASURES = {
 
 
 def write(runs: Sequence[Run], path: Path, title: str = "Federated runs") -> Path:
-    """Write the page on `runs` to `path` and return the path. It needs no network and no script."""
+    """Write the page about `runs` to `path` and return the path. The page needs no network and no script."""
     if not runs:
         raise ConfigError("a report needs at least one run")
     try:
@@ -106,7 +106,7 @@ def _summary(runs: Sequence[Run]) -> str:
 
 
 def _lead(runs: Sequence[Run]) -> str:
-    """The finding in a sentence, when there is something to compare."""
+    """Write one sentence that names the best runs, if there are at least two to compare."""
     ranked = [run for run in runs if not run.baseline]
     pairs = [(run, run.final("minority_accuracy"), run.final("accuracy")) for run in ranked]
     known = [(run, few, all_) for run, few, all_ in pairs if few is not None and all_ is not None]
@@ -139,7 +139,7 @@ def _best(run: Run) -> str:
     series = run.series("accuracy")
     if not series:
         return MISSING
-    at, value = max(series, key=lambda point: point[1])  # the first of equals
+    at, value = max(series, key=lambda point: point[1])  # the first one, if several are equal
     return f"{percent(value)} " + tag("small", f"at {at:,}")
 
 

@@ -1,34 +1,34 @@
-"""Recall by class: a row for each class with its training count, a column of bars for each run."""
+"""Draws the recall of each class: one row per class with its training count, one column of bars per run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
 
-from equipoise import metrics
 from equipoise.report.markup import colour, hover, label, percent, shortened, svg, tag
-from equipoise.report.run import Run, number
+from equipoise.report.reading import Run, number
+from equipoise.runs import metrics
 
 WIDTH = 1120.0
 NAMES, COUNTS, GAP = 130.0, 130.0, 26.0
 HEAD = 30.0
-ABREAST = 4  # runs beside each other; more go below
+ABREAST = 4  # the most runs in one drawing; further runs get a drawing below
 
 Numbered = tuple[int, Run]
 
 
 def recalls(runs: Sequence[Run]) -> str:
-    """The drawings; runs of different federations do not share one."""
-    banks = []
+    """Draw the recalls of all runs; runs of different federations get separate drawings."""
+    charts = []
     for _, group in groupby(enumerate(runs), lambda pair: (pair[1].classes, pair[1].train_counts)):
         members = list(group)
-        wide = -(-len(members) // -(-len(members) // ABREAST))  # as few rows as possible, filled evenly
-        banks += [_bank(members[i : i + wide]) for i in range(0, len(members), wide)]
-    return "".join(banks)
+        wide = -(-len(members) // -(-len(members) // ABREAST))  # as few drawings as possible, filled evenly
+        charts += [_chart(members[i : i + wide]) for i in range(0, len(members), wide)]
+    return "".join(charts)
 
 
 def recall(run: Run) -> list[float | None]:
-    """The last known recall of each class, from a confusion matrix where no line has it directly."""
+    """Return the last known recall of each class, computed from a confusion matrix if no record has it."""
     record = run.last("recall")
     if record is not None:
         values = [number(value) for value in record["recall"]]
@@ -38,7 +38,7 @@ def recall(run: Run) -> list[float | None]:
     return (values + [None] * len(run.classes))[: len(run.classes)]
 
 
-def _bank(members: list[Numbered]) -> str:
+def _chart(members: list[Numbered]) -> str:
     first = members[0][1]
     row = 22.0 if len(first.classes) <= 26 else 16.0
     order = list(range(len(first.classes)))
@@ -82,7 +82,7 @@ def _names(run: Run, order: list[int], minority: set[int], row: float) -> str:
 
 
 def _column(run: Run, index: int, order: list[int], left: float, width: float, row: float) -> str:
-    full = width - 40  # room for the value of a full bar
+    full = width - 40  # leaves room for the value beside a full bar
     bottom = HEAD + len(order) * row
     name = shortened(run.name, int(width / 7.5))
     parts = [label(left, HEAD - 12, name, hover(f"{run.name}: {run.method}"), class_="name minority")]
