@@ -9,10 +9,11 @@ from torch import nn
 from equipoise.core.federation import Federation
 from equipoise.core.local import Local
 from equipoise.core.method import Method
-from equipoise.methods import AFL, CUCB, QFFL, Active, Astraea, FedCurv, FedDyn, FedPD, FedProx, Scaffold
+from equipoise.methods import AFL, CUCB, QFFL, Active, Astraea, FedCurv, FedDyn, FedNTD, FedPD, FedProx, Scaffold
 from tests.reference.astraea import astraea, rebalanced
 from tests.reference.fair import afl, qffl
 from tests.reference.fedcurv import fedcurv
+from tests.reference.fedntd import fedntd
 from tests.reference.loop import State
 from tests.reference.primal_dual import feddyn, fedpd
 from tests.reference.scaffold import scaffold
@@ -50,6 +51,7 @@ COMPARATORS: dict[str, tuple[Method, Reference]] = {
     ),
     "fedcurv": (FedCurv(lam=0.2), lambda f, m, r, s: fedcurv(f, m, r, s, lam=0.2)),
     "fedpd": (FedPD(eta=2.0), lambda f, m, r, s: fedpd(f, m, r, s, eta=2.0)),
+    "fedntd": (FedNTD(beta=0.7, tau=1.5), lambda f, m, r, s: fedntd(f, m, r, s, beta=0.7, tau=1.5)),
     "cucb": (CUCB(), lambda f, m, r, s: cucb(f, m, r, s, alpha=0.8)[0]),
     "active": (
         Active(alpha1=0.5, alpha2=0.5, alpha3=0.3),

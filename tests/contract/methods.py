@@ -18,6 +18,7 @@ from equipoise.methods import (
     FedCurv,
     FedDyn,
     FedNova,
+    FedNTD,
     FedPD,
     FedProx,
     FedRE,
@@ -52,6 +53,7 @@ ALONE = [
     FedDyn(alpha=0.3),
     FedCurv(lam=0.2),
     FedPD(eta=2.0),
+    FedNTD(beta=0.7, tau=1.5),
     CUCB(),
     Active(alpha1=0.5, alpha2=0.5, alpha3=0.3),
 ]
@@ -79,6 +81,7 @@ CHAINED = [
     FedDyn(alpha=0.3) + FedProx(mu=0.3),
     FedPD(eta=2.0) + Climb(eta=2.0, every=1),
     CUCB() + FedAvgM(momentum=0.5),
+    FedNTD(beta=0.5) + Climb(eta=2.0, every=1),
 ]
 EVERY = {str(Chain(method)): Chain(method) for method in (*ALONE, *CHAINED)}
 
@@ -96,5 +99,6 @@ NEUTRAL = [
     (Astraea(gamma=1, tau_d=None, mediator_epochs=1), 0.0),
     (QFFL(q=0.0), 1e-12),
     (FedCurv(lam=0.0), 0.0),
+    (FedNTD(beta=0.0), 0.0),
     (FedNova(), 1e-12),  # where all clients take the same number of steps
 ]

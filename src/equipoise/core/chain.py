@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class Chain(Method, abstract=True):
     """Slots, messages, memories, notes and uploads of a chain are dicts keyed by the names of its methods."""
 
     methods: tuple[Method, ...]
+    reads_features: ClassVar[bool]  # does a method read or change what the head of the model reads?
 
     def __init__(self, *methods: Method) -> None:
         flat = [p for m in methods for p in (m.methods if isinstance(m, Chain) else (m,)) if type(p) is not FedAvg]
@@ -37,6 +38,8 @@ class Chain(Method, abstract=True):
                 raise ConfigError(f"method: {both} each replace {what}; keep one of them")
         for method in self.having("rows"):
             self.may_look(method.name)
+        reads = any(m.needs_features for m in flat) or bool(self.having("features"))
+        object.__setattr__(self, "reads_features", reads)  # looked up in every step: known beforehand
 
     def may_look(self, name: str) -> None:
         """Refuse the named method if it looks at single clients and does not say so."""
@@ -58,6 +61,11 @@ class Chain(Method, abstract=True):
 
     def check(self, fed: Federation, chain: Chain) -> None:
         for m in self.methods:
+            if fed.network.head is None and (m.needs_features or m in self.having("features")):
+                raise ConfigError(
+                    f"method: {m.name} works on what the model's last linear layer reads, and this model's"
+                    f" output is not that of a linear layer; expected a model that ends in one, or leave out {m.name}"
+                )
             m.check(fed, chain)
 
     def local(self, settings: Local) -> Local:
@@ -108,6 +116,11 @@ class Chain(Method, abstract=True):
         for m, own in self._own(env, "batch"):
             x, y = m.batch(x, y, own)
         return x, y
+
+    def features(self, features: Tensor, env: Env) -> Tensor:
+        for m, own in self._own(env, "features"):
+            features = m.features(features, own)
+        return features
 
     def logits(self, logits: Tensor, env: Env) -> Tensor:
         for m, own in self._own(env, "logits"):

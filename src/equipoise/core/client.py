@@ -7,6 +7,7 @@ vmap.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -59,6 +60,7 @@ class Visit(NamedTuple):
     weight: Tensor
     key: Tensor
     lr: Tensor
+    start_buffers: Tree = {}  # noqa: RUF012  the buffers that the client was sent
 
 
 class Env(NamedTuple):
@@ -80,6 +82,32 @@ class Env(NamedTuple):
     key: Tensor  # the key of this client's draws in this visit
     mask: Tensor  # [batch]: true for real samples, false for padding, which must not count
     copies: Tensor  # [batch]: 0 for a sample itself, k for its k-th augmented copy
+    start_buffers: Tree = {}  # noqa: RUF012  its buffers when this visit began
+    autocast: str | None = None
+    x: Tensor | None = None  # the batch as the model takes it, from the tap `batch` on
+    features: Tensor | None = None  # what the head reads, in `logits`, `loss` and `losses`, if a method needs them
+    gradient: Callable[[Tree], Tree] | None = None  # in `grads`: the gradient of the whole objective elsewhere
+
+    def forward(self, params: Tree, x: Tensor | None = None, train: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The model's logits and features at any parameters, for the batch or for other inputs.
+
+        In evaluation mode, with the buffers that the client was sent; or in training mode, with draws of its own, and
+        what it does to the buffers is discarded. A teacher is `env.forward(env.start)[0].detach()`. Features are None
+        where the model has no head.
+        """
+        inputs = self.x if x is None else x
+        assert inputs is not None, "there is no batch before the first step and after the last: pass x"
+        mask = self.mask if inputs is self.x else torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
+        context = Context(mask, random.fold(random.fold(self.key, random.FORWARD), self.step), train)
+        buffers, features = self.buffers if train else self.start_buffers, None
+        with torch.autocast(self.autocast or "cpu", torch.bfloat16, enabled=self.autocast is not None):
+            if self.network.head is None:
+                logits, _ = self.network(params, buffers, inputs, context)
+            else:
+                logits, features, _ = self.network.split(params, buffers, inputs, context, lambda u: u)
+        if self.autocast is None:
+            return logits, features
+        return logits.float(), None if features is None else features.float()
 
 
 class Data(NamedTuple):
@@ -118,7 +146,8 @@ def environment(task: Task, visit: Visit, carry: Carry, step: Tensor, mask: Tens
     msg = {name: {**visit.shared.get(name, {}), **visit.own.get(name, {})} for name in names}
     return Env(
         task.local, task.network, carry.params, visit.start, carry.buffers, msg, visit.memory, visit.note,
-        visit.n, visit.steps, step, visit.lr, visit.weight, visit.key, mask, copies,
+        visit.n, visit.steps, step, visit.lr, visit.weight, visit.key, mask, copies, visit.start_buffers,
+        task.autocast,
     )  # fmt: skip
 
 
@@ -130,12 +159,18 @@ def step(task: Task, visit: Visit, carry: Carry, batch: Batch, index: Tensor, ra
     augment = AUGMENTATIONS[local.augment]
     x = batch.x if augment is None else augment(batch.x, random.fold(random.fold(visit.key, random.FLIP), index))
     x, y = chain.batch(x, batch.y, env)
+    env = env._replace(x=x)
     context = Context(mask, random.fold(random.fold(visit.key, random.DROPOUT), index), True)
 
     def objective(params: Tree) -> tuple[Tensor, Tree]:
         now = env._replace(params=params)
         with torch.autocast(autocast or "cpu", torch.bfloat16, enabled=autocast is not None):
-            outputs, buffers = network(params, carry.buffers, x, context)
+            if chain.reads_features:
+                change = partial(_features, chain, now)
+                outputs, features, buffers = network.split(params, carry.buffers, x, context, change)
+                now = now._replace(features=features)
+            else:
+                outputs, buffers = network(params, carry.buffers, x, context)
         outputs = outputs.float() if autocast else outputs
         logits = chain.logits(outputs, now)
         losses = chain.losses(chain.loss(logits, y, now), logits, y, now)
@@ -143,13 +178,18 @@ def step(task: Task, visit: Visit, carry: Carry, batch: Batch, index: Tensor, ra
         return total / batch.real.clamp(min=1), buffers
 
     grads, buffers = torch.func.grad(objective, has_aux=True)(carry.params)
-    grads = clip(chain.grads(grads, env), local.clip)
+    elsewhere = env._replace(gradient=lambda params: torch.func.grad(objective, has_aux=True)(params)[0])
+    grads = clip(chain.grads(grads, elsewhere), local.clip)
     params, opt = optimise(local, carry.params, grads, carry.opt, visit.lr, index)
     new = Carry(params, buffers, opt)
     if not ragged:
         return new
     active = index < visit.steps
     return Carry(*(tree.where(active, a, b) for a, b in zip(new, carry, strict=True)))
+
+
+def _features(chain: Chain, env: Env, features: Tensor) -> Tensor:
+    return chain.features(features.float() if env.autocast else features, env)
 
 
 def arrive(task: Task, visit: Visit, carry: Carry, data: Data | None) -> tuple[Tensor, Tensor, Tree]:

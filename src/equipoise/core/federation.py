@@ -50,6 +50,7 @@ class Federation:
     )  # the names of the columns, where the samples are a table
 
     def __post_init__(self) -> None:
+        self.network.find_head(self.x.shape[1:])
         if self.local.augment != "none" and self.x.dim() != 4:
             raise ConfigError(
                 f"local.augment = {self.local.augment!r}: it moves images, and these samples have shape"

@@ -45,6 +45,7 @@ class Method:
     reveals: ClassVar[frozenset[str]] = frozenset()  # what the server learns of a single client, beyond sums
     single_visits: ClassVar[bool] = False  # is it only defined from the global model? Then it refuses lanes
     needs_data: ClassVar[bool] = False  # do `begin` or `finish` read all local data? That costs a pass over it
+    needs_features: ClassVar[bool] = False  # does it read `env.features`? Then it refuses models without a head
     words: ClassVar[dict[str, str]] = {}  # what the leaves of slot, msg, memory and upload mean, for the ledger
     _abstract: ClassVar[bool] = True
 
@@ -114,6 +115,10 @@ class Method:
     def batch(self, x: Tensor, y: Tensor, env: Env) -> tuple[Tensor, Tensor]:
         """The samples of a step, and their labels."""
         return x, y
+
+    def features(self, features: Tensor, env: Env) -> Tensor:
+        """What the head of the model, its last linear layer, reads for a batch."""
+        return features
 
     def logits(self, logits: Tensor, env: Env) -> Tensor:
         """The model's outputs for a batch."""

@@ -10,7 +10,7 @@ their channels last, which is faster there, if the model can take them. The room
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -181,6 +181,11 @@ class Network:
         self._modes = {True: module.train(), False: copy.deepcopy(module).eval()}
         for mode in self._modes.values():
             mode.requires_grad_(False)
+        self.head: str | None = (
+            None  # the name of the linear layer whose output is the model's output, if there is one
+        )
+        self._bodies: dict[bool, nn.Module] = {}  # the module in both modes without its head
+        self._looked_for_head = False
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, context: Context) -> tuple[Tensor, Tree]:
         values = {**params, **buffers}
@@ -190,6 +195,41 @@ class Network:
         outputs: Tensor = torch.func.functional_call(self._modes[context.train], values, (x,))
         # functional_call leaves reassigned buffers in the dict it was given.
         return outputs, {name: values[name] for name in buffers}
+
+    def split(
+        self, params: Tree, buffers: Tree, x: Tensor, context: Context, change: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """The same as a call, in two parts: outputs, the features that the head reads after `change`, and buffers."""
+        weight, bias = (".".join(part for part in (self.head, name) if part) for name in ("weight", "bias"))
+        own = {**params, **buffers}
+        values = {name: value for name, value in own.items() if name not in (weight, bias)}
+        values |= dict.fromkeys(self._masks, context.mask) | dict.fromkeys(self._keys, context.key)
+        if self._channels_last and x.device.type == "cpu":
+            x = channels_last(x)
+        features = change(torch.func.functional_call(self._bodies[context.train], values, (x,)))
+        outputs = nn.functional.linear(features, own[weight], own.get(bias))
+        return outputs, features, {name: values.get(name, own[name]) for name in buffers}
+
+    def find_head(self, shape: Sequence[int]) -> None:
+        """Look, once, for the head: the linear layer whose output is the model's output for samples of this shape."""
+        if self._looked_for_head:
+            return
+        self._looked_for_head = True
+        probe, given = copy.deepcopy(self._modes[False]), list[tuple[str, Tensor]]()
+        for name, layer in probe.named_modules():
+            if type(layer) is nn.Linear:
+                layer.register_forward_hook(lambda _, __, output, name=name: given.append((name, output)))
+        x = torch.zeros(2, *shape, dtype=next(iter(self.params.values()), torch.zeros(())).dtype)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            try:
+                outputs = probe(x)
+            except Exception:  # `check` says what is wrong with a model that cannot take such samples
+                return
+        names = [name for name, output in given if output is outputs]
+        if len(names) != 1 or [name for name, _ in given].count(names[0]) != 1:
+            return
+        self.head = names[0]
+        self._bodies = {train: _without(copy.deepcopy(mode), names[0]) for train, mode in self._modes.items()}
 
     def check(self, x: Tensor, classes: int) -> None:
         """Refuse, before the first round, a model that cannot be trained as a pure function of its inputs."""
@@ -234,6 +274,15 @@ class Network:
                 f" expected {expected}: one score per class"
             )
         self._channels_last = _takes_channels_last(probe, x)
+
+
+def _without(module: nn.Module, head: str) -> nn.Module:
+    """The module with nothing in the place of its head."""
+    if not head:
+        return nn.Identity()
+    parent, _, name = head.rpartition(".")
+    setattr(module.get_submodule(parent), name, nn.Identity())
+    return module
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # What a draw is for, so that no two uses share a stream.
-INIT, SELECT, TRAIN, ORDER, DROPOUT, RESAMPLE, AUGMENT, SPLIT, FLIP = range(1, 10)
+INIT, SELECT, TRAIN, ORDER, DROPOUT, RESAMPLE, AUGMENT, SPLIT, FLIP, FORWARD = range(1, 11)
 SERVER = -1  # the server's place among the client numbers
 
 

@@ -38,6 +38,7 @@ class Serial(Simulator):
         return Result._make(stacked)
 
     def _visit(self, task: Task, visit: Visit, buffers: Tree, ids: Tensor) -> Result:
+        visit = visit._replace(start_buffers=buffers)
         carry = Carry(visit.start, buffers, optimiser_state(task.local, visit.start))
         data = None
         if any(m.needs_data for m in task.chain):

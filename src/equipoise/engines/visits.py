@@ -36,7 +36,7 @@ def client_axes(shared_start: bool) -> Any:
     has: Any = 0
     shared: Any = None
     start = shared if shared_start else has
-    return Visit(start, shared, has, has, has, has, has, has, has, shared)
+    return Visit(start, shared, has, has, has, has, has, has, has, shared, has)
 
 
 def take(parts: Any, index: Tensor | slice | int, dims: Any = None) -> Any:
@@ -58,6 +58,8 @@ def begin(task: Task, store: Store, shapes: Shapes, inputs: Tree) -> Tree:
     params = tree.map(torch.clone, start)
     buffers = tree.map(torch.clone, tree.repeat(buffers, clients) if shapes.summed else buffers)
     carry = Carry(params, buffers, optimiser_state(task.local, params))
+    # Copies of their own: a recorded program overwrites the memory of the buffers that steps change.
+    visit = visit._replace(start_buffers=tree.map(torch.clone, buffers))
     data = _all_data(task, store, visit, first, shapes)
     arrive = torch.vmap(partial(client.arrive, task), in_dims=(axes, 0, _data_dims(data)))
     weight, plain, note = arrive(visit, carry, data)

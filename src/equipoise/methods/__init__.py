@@ -13,6 +13,7 @@ from equipoise.methods.dyn import FedDyn as FedDyn
 from equipoise.methods.fedre import FedRE as FedRE
 from equipoise.methods.focal import Focal as Focal
 from equipoise.methods.nova import FedNova as FedNova
+from equipoise.methods.ntd import FedNTD as FedNTD
 from equipoise.methods.pd import FedPD as FedPD
 from equipoise.methods.prox import FedProx as FedProx
 from equipoise.methods.qffl import QFFL as QFFL
