@@ -120,8 +120,10 @@ def test_describe_lists_what_crosses_the_line(equipoise) -> None:  # type: ignor
 def test_lists(equipoise) -> None:  # type: ignore[no-untyped-def]
     assert "scaffold" in equipoise("methods").out
     assert "digits" in equipoise("datasets").out
-    names = {row["name"] for row in json.loads(equipoise("methods", "--json").out)}
-    assert {"fedavg", "fedsgd", "fedprox", "scaffold", "fednova"} <= names
+    listed = {row["name"]: row["settings"] for row in json.loads(equipoise("methods", "--json").out)}
+    assert listed["fedprox"] == {"mu": 0.01}  # settings, not class variables
+    assert "reveals" not in equipoise("methods").out
+    assert {"fedavg", "fedsgd", "scaffold", "fednova"} <= set(listed)
 
 
 def test_the_demo_shows_the_minority(equipoise, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

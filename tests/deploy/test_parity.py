@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from equipoise.core import tree
 from equipoise.core.chain import Chain
 from equipoise.core.federation import Federation
-from equipoise.core.tree import Tree
-from equipoise.deploy.flower import Flower
 from equipoise.testing.contract import compare as close
 from equipoise.testing.contract import plain as stacked
 from equipoise.testing.contract import rounds
+from equipoise.testing.in_process import server_view, site_memories
 from tests.contract.methods import EVERY
 from tests.deploy.sites import engine, sites
 from tests.federations import federation, image_federation, norm_cnn
 
 LINEAR, NORM = "tests.federations:linear5", "tests.federations:norm_cnn"
-
-
-def blind(fed: Federation) -> Federation:
-    """The federation as a server sees it, without any sample of the clients."""
-    return replace(fed, x=fed.x[:0], y=fed.y[:0], indices=fed.indices[:0], offsets=torch.arange(fed.clients + 1))
-
-
-def memories(engine: Flower, folder: Path) -> Tree:
-    """The memories that the sites keep, in the layout of a simulation."""
-    from equipoise.deploy.versions import NEVER, Versions
-
-    kept: dict[str, list[tuple[int, Tree]]] = {}
-    for client, name in enumerate(engine.agreement.roster):
-        version = engine.committed.version(client)
-        if version != NEVER:
-            for method, own in Versions(folder / name / "test").read(version).items():
-                kept.setdefault(method, []).append((client, own["rows"]))
-    return {
-        method: {
-            "clients": torch.tensor([client for client, _ in rows]),
-            "rows": tree.map(lambda *parts: torch.cat(parts), *(own for _, own in rows)),
-        }
-        for method, rows in kept.items()
-    }
 
 
 def compare(
@@ -59,12 +32,12 @@ def compare(
     """Train with sites and with the stacked engine, and compare all that the two runs keep."""
     local = stacked(fed, width=3)
     want = rounds(fed, chain, local, count)
-    remote = engine(blind(fed), chain, sites(fed, folder, model, methods), model)
-    got = rounds(blind(fed), chain, remote, count)
+    remote = engine(server_view(fed), chain, sites(fed, folder, model, methods), model)
+    got = rounds(server_view(fed), chain, remote, count)
     close(got.params, want.params, tolerance)
     close(got.buffers, want.buffers, tolerance)
     close(got.slots, want.slots, tolerance)
-    close(memories(remote, folder), local.memory.save(), tolerance)
+    close(site_memories(remote, folder), local.memory.save(), tolerance)
 
 
 @pytest.mark.parametrize("chain", EVERY.values(), ids=EVERY.keys())

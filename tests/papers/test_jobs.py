@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.core.errors import ConfigError
+from equipoise.methods.registry import parse
 from equipoise.papers import find
 from equipoise.papers.experiment import slug
 from equipoise.papers.jobs import Job, identity, plan, variant
@@ -27,6 +28,13 @@ def test_a_method_may_be_given_by_its_expression() -> None:
     jobs = plan(experiment, experiment.cells()[:1], ["climb(preset='mnist')", "focal(gamma=1)", "climb"], seeds=1)
     assert [job.method for job in jobs] == ["climb", "focal(gamma=1)"]
     assert [job.expression for job in jobs] == ["climb(preset='mnist')", "focal(gamma=1)"]
+
+
+def test_a_method_may_be_one_of_anybodys() -> None:
+    first, _ = toy.experiments()
+    (job,) = plan(first, first.cells()[:1], ["tests.toys:Visits + climb"], seeds=1)
+    assert [method.name for method in parse(job.config.method)] == ["visits", "climb"]
+    assert job.folder(Path("out")).parts[-2] == "tests.toys_Visits_climb"
 
 
 def test_an_invalid_job_is_refused_before_anything_runs() -> None:

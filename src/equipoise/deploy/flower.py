@@ -29,6 +29,7 @@ from equipoise.core.questions import Question
 from equipoise.core.sums import Result, Sums, Total
 from equipoise.core.tree import Tree
 from equipoise.deploy.agreement import Agreement
+from equipoise.deploy.committed import Committed
 from equipoise.deploy.packets import pack, unpack, write_local, write_question
 from equipoise.deploy.roll import Roll
 from equipoise.deploy.site import single_visit
@@ -36,7 +37,6 @@ from equipoise.deploy.transport.carrier import Carrier
 from equipoise.deploy.transport.wire import LIMIT, Packet, WireError
 from equipoise.deploy.versions import NEVER, Version
 from equipoise.engines import Serial, Simulator, stacked_engine
-from equipoise.engines.memory import Memories
 
 if TYPE_CHECKING:
     from equipoise.core.turn import State, Turn
@@ -335,35 +335,6 @@ class _Fault(NamedTuple):
 class _Rehearsal:
     engine: Serial
     ids: Tensor
-
-
-class Committed(Memories):
-    """Which version of its memories each site has. The memories themselves stay at the sites.
-
-    `saved` holds the versions at the last two checkpoints: the server may go back to them, however old they are.
-    """
-
-    def __init__(self, initial: Tree, clients: int) -> None:
-        super().__init__(initial, clients, 0)
-        self.versions = torch.tensor([NEVER] * clients, dtype=torch.int64).view(-1, 2)
-        self.saved: list[Tensor] = []
-
-    def version(self, client: int) -> Version:
-        return Version(*self.versions[client].tolist())
-
-    def set(self, client: int, version: Version) -> None:
-        self.versions[client] = torch.tensor(version)
-
-    def needed(self, client: int) -> list[Version]:
-        return [Version(*versions[client].tolist()) for versions in self.saved]
-
-    def save(self) -> Tree:
-        self.saved = [*self.saved[-1:], self.versions.clone()]
-        return {"versions": self.versions.clone()}
-
-    def load(self, saved: Tree) -> None:
-        self.versions = saved["versions"].clone()
-        self.saved = [self.versions.clone()]
 
 
 class _Lane:

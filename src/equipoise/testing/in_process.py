@@ -95,7 +95,7 @@ def site_memories(engine: Flower, folder: Path) -> Tree:
     for client, name in enumerate(engine.agreement.roster):
         version = engine.committed.version(client)
         if version != NEVER:
-            for method, own in Versions(folder / name / RUN).read(version).items():
+            for method, own in Versions(folder / name / engine.agreement.run).read(version).items():
                 kept.setdefault(method, []).append((client, own["rows"]))
     return {
         method: {
