@@ -69,7 +69,7 @@ def test_it_never_clashes_with_a_known_name(mylab: Path) -> None:
         ("mylab.smooth:NoMethod", "mylab.smooth:NoMethod is no method; expected a class that inherits from"),
         ("mylab.smooth:Smooth(espilon=1)", "unknown setting 'espilon'"),
         ("mylab.smooth:Smooth(eps='a')", "eps must be a number, not 'a'"),
-        ("mylab.smooth", "expected a name, or one with settings"),
+        ("mylab.smooth", "a class of your own is written package.module:Class"),
         ("mylab.smooth:", "expected names such as a \\+ b"),
         ("smooth", "unknown method 'smooth'"),
     ],

@@ -255,7 +255,8 @@ def _added(node: ast.expr) -> list[ast.expr]:
 def _call(node: ast.expr, what: str) -> ast.Call:
     call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
-        raise ConfigError(f"{what} {ast.unparse(node)!r}: expected a name, or one with settings such as a(b=1)")
+        own = "; a class of your own is written package.module:Class" if isinstance(call.func, ast.Attribute) else ""
+        raise ConfigError(f"{what} {ast.unparse(node)!r}: expected a name, or one with settings such as a(b=1){own}")
     return call
 
 
