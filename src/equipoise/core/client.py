@@ -121,14 +121,16 @@ class Data(NamedTuple):
     mask: Tensor  # [samples]: true for real samples, false for padding
     inputs: Callable[[Tensor], Tensor]  # raw samples as the model takes them
 
-    def totals(self, env: Env, params: Tree, measure: Callable[[Tensor, Tensor, Tensor], Tree]) -> Tree:
-        """`measure(outputs, y, mask)` in evaluation mode, added up over the samples in chunks."""
+    def totals(self, env: Env, params: Tree, measure: Callable[..., Tree], features: bool = False) -> Tree:
+        """`measure(outputs, y, mask)` in evaluation mode, added up over the samples in chunks; with `features`,
+        `measure(outputs, y, mask, features)`, where the features are what the model's head reads."""
         total: Tree = {}
         for low in range(0, len(self.y), 1024):
             part = slice(low, low + 1024)
             context = Context(self.mask[part], env.key, False)
-            outputs, _ = env.network(params, env.buffers, self.inputs(self.x[part]), context)
-            some = measure(outputs, self.y[part], self.mask[part])
+            model = params, env.buffers, self.inputs(self.x[part]), context
+            outputs, *read = env.network.split(*model)[:2] if features else env.network(*model)[:1]
+            some = measure(outputs, self.y[part], self.mask[part], *read)
             total = tree.add(total, some) if total else some
         return total
 

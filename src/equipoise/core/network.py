@@ -197,7 +197,12 @@ class Network:
         return outputs, {name: values[name] for name in buffers}
 
     def split(
-        self, params: Tree, buffers: Tree, x: Tensor, context: Context, change: Callable[[Tensor], Tensor]
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        context: Context,
+        change: Callable[[Tensor], Tensor] = _unchanged,
     ) -> tuple[Tensor, Tensor, Tree]:
         """The same as a call, in two parts: outputs, the features that the head reads after `change`, and buffers."""
         weight, bias = (".".join(part for part in (self.head, name) if part) for name in ("weight", "bias"))

@@ -20,6 +20,7 @@ from equipoise.core.tree import Tree
 class Question:
     needs_model: ClassVar[bool] = True  # if not, the outputs given to `measure` are empty
     needs_data: ClassVar[bool] = True  # if not, `measure` is never called
+    needs_features: ClassVar[bool] = False  # if so, `measure` takes a fourth argument: what the model's head reads
 
     def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
         """Totals over one batch of one client; only where `mask` is true do samples count."""

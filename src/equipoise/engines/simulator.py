@@ -348,28 +348,35 @@ class Simulator:
         totals: Tree = {}
         if question.needs_data:
             x, y, mask, _ = self.store.all_data(inputs["first"], inputs["n"], most)
-            model = inputs["params"], inputs["buffers"]
-            outputs = self.outputs(*model, x.flatten(0, 1)) if question.needs_model else y.flatten()[:, None]
-            totals = torch.vmap(question.measure)(outputs.view(*y.shape, -1), y, mask)
+            seen = [y.flatten()[:, None]]
+            if question.needs_model:
+                seen = self._forward(inputs["params"], inputs["buffers"], x.flatten(0, 1), question.needs_features)
+            outputs, *features = (values.view(*y.shape, -1) for values in seen)
+            totals = torch.vmap(question.measure)(outputs, y, mask, *features)
         answer = torch.vmap(question.answer, in_dims=(0, 0, None, 0))
         answers, new = answer(totals, inputs["n"], inputs["msg"], inputs["own"])
         return answers, new
 
-    @torch.no_grad()
-    def outputs(self, params: Tree, buffers: Tree, x: Tensor, chunk: int = 4096) -> Tensor:
+    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """The model's outputs for raw samples, in evaluation mode."""
-        parts = []
+        return self._forward(params, buffers, x)[0]
+
+    @torch.no_grad()
+    def _forward(
+        self, params: Tree, buffers: Tree, x: Tensor, features: bool = False, chunk: int = 4096
+    ) -> list[Tensor]:
+        """The model's outputs for raw samples, in evaluation mode, and if asked for the features its head reads."""
+        parts, network = [], self.fed.network
         key = torch.zeros((), dtype=torch.int64, device=self.device)
         for low in range(0, len(x), chunk):
             some = x[low : low + chunk]
             mask = torch.ones(len(some), dtype=torch.bool, device=self.device)
             fast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast is not None)
             with fast, arithmetic(self.device, self.precision):
-                out, _ = self.fed.network(
-                    params, buffers, self.inputs(some.to(self.device)), Context(mask, key, False)
-                )
-            parts.append(out.to(self.dtype))
-        return torch.cat(parts)
+                model = params, buffers, self.inputs(some.to(self.device)), Context(mask, key, False)
+                found = network.split(*model)[:2] if features else network(*model)[:1]
+            parts.append([values.to(self.dtype) for values in found])
+        return [torch.cat(chunks) for chunks in zip(*parts, strict=True)]
 
 
 def _chunks(by_size: Tensor, sizes: Tensor, most: int) -> Iterator[Tensor]:
