@@ -14,6 +14,7 @@ from equipoise.core.client import Data, Env
 from equipoise.core.federation import Federation
 from equipoise.core.method import Method
 from equipoise.core.questions import cross_entropy
+from equipoise.core.server_view import ServerView
 from equipoise.core.tree import Tree
 from tests.reference.loop import State, client_rows, load, named, train_client
 
@@ -29,7 +30,7 @@ class Lanes(Method):
 
     name = "lanes"
 
-    def plan(self, lanes: Tensor, slot: Tree, fed: Federation) -> Tensor:
+    def plan(self, lanes: Tensor, slot: Tree, fed: ServerView) -> Tensor:
         return torch.tensor(self.lanes)
 
 
@@ -94,7 +95,7 @@ class Picky(Method):
 
     name = "picky"
 
-    def select(self, slot: Tree, fed: Federation, round: int) -> Tensor:
+    def select(self, slot: Tree, fed: ServerView, round: int) -> Tensor:
         return torch.tensor(self.clients)
 
 

@@ -14,6 +14,7 @@ from equipoise.core.method import helper as helper
 from equipoise.core.questions import Question as Question
 from equipoise.core.round import one_round as one_round
 from equipoise.core.round import start as start
+from equipoise.core.server_view import ServerView as ServerView
 from equipoise.core.turn import State as State
 from equipoise.core.turn import Turn as Turn
 from equipoise.data import federate as federate

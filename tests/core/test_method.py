@@ -22,6 +22,7 @@ from equipoise.core.local import Local
 from equipoise.core.method import FedAvg, Method
 from equipoise.core.questions import MeanLoss, cross_entropy
 from equipoise.core.round import one_round, start
+from equipoise.core.server_view import ServerView
 from equipoise.core.sums import Sums
 from equipoise.core.tree import Tree
 from equipoise.core.turn import State, Turn
@@ -84,7 +85,7 @@ class Add(Method):
     def local(self, settings: Local) -> Local:
         return replace(settings, lr=settings.lr + 1)
 
-    def plan(self, lanes: Tensor, slot: Tree, fed: Federation) -> Tensor:
+    def plan(self, lanes: Tensor, slot: Tree, fed: ServerView) -> Tensor:
         return lanes + 1
 
     def update(self, update: Tree, sums: Sums, slot: Tree) -> tuple[Tree, Tree]:
@@ -116,7 +117,7 @@ class Double(Method):
     def local(self, settings: Local) -> Local:
         return replace(settings, lr=settings.lr * 2)
 
-    def plan(self, lanes: Tensor, slot: Tree, fed: Federation) -> Tensor:
+    def plan(self, lanes: Tensor, slot: Tree, fed: ServerView) -> Tensor:
         return lanes * 2
 
     def update(self, update: Tree, sums: Sums, slot: Tree) -> tuple[Tree, Tree]:

@@ -18,6 +18,7 @@ from equipoise.core.local import Local
 from equipoise.core.method import Method
 from equipoise.core.questions import MeanLoss
 from equipoise.core.round import one_round, start
+from equipoise.core.server_view import ServerView
 from equipoise.core.sums import Sums
 from equipoise.core.tree import Tree
 from equipoise.core.turn import State, Turn
@@ -117,7 +118,7 @@ def test_methods_are_checked_before_anything_is_asked() -> None:
     class Fussy(Method):
         name = "fussy"
 
-        def check(self, fed: Federation, chain: Chain) -> None:
+        def check(self, fed: ServerView, chain: Chain) -> None:
             raise ConfigError(f"method: fussy does not like {[m.name for m in chain]}")
 
         def init(self, turn: Turn) -> Tree:
@@ -151,7 +152,7 @@ def test_a_turn_belongs_to_one_method() -> None:
     engine, chain = Stacked(fed), Looker() + Visits()
     state = start(fed, chain, engine)
     _, sums = one_round(state, fed, chain, engine)
-    turn = Turn(fed, engine, state, state.params, state.buffers, sums)
+    turn = Turn.begin(fed, engine, state)._replace(sums=sums)
     mine = turn.of("looker")
     assert mine.owner == "looker"
     assert mine.sums is not None

@@ -12,7 +12,7 @@ from equipoise.core.federation import Federation
 from equipoise.testing.contract import compare as close
 from equipoise.testing.contract import plain as stacked
 from equipoise.testing.contract import rounds
-from equipoise.testing.in_process import server_view, site_memories
+from equipoise.testing.in_process import site_memories, without_samples
 from tests.contract.methods import EVERY
 from tests.deploy.sites import engine, sites
 from tests.federations import federation, image_federation, norm_cnn
@@ -32,8 +32,8 @@ def compare(
     """Train with sites and with the stacked engine, and compare all that the two runs keep."""
     local = stacked(fed, width=3)
     want = rounds(fed, chain, local, count)
-    remote = engine(server_view(fed), chain, sites(fed, folder, model, methods), model)
-    got = rounds(server_view(fed), chain, remote, count)
+    remote = engine(without_samples(fed), chain, sites(fed, folder, model, methods), model)
+    got = rounds(without_samples(fed), chain, remote, count)
     close(got.params, want.params, tolerance)
     close(got.buffers, want.buffers, tolerance)
     close(got.slots, want.slots, tolerance)

@@ -22,7 +22,7 @@ def test_cohorts_are_those_of_the_reference(alphas: tuple[float, float, float], 
     chain, runner = Chain(Active(*alphas)), engine(fed, precision="float64")
     state, cohorts = start(fed, chain, runner), []
     for _ in range(6):
-        cohorts.append(chain.select(state.slots, fed, state.round).tolist())
+        cohorts.append(chain.select(state.slots, fed.server_view, state.round).tolist())
         state, _ = one_round(state, fed, chain, runner)
     want, selected = active(fed, module, 6, fed.local, *alphas)
     assert cohorts == selected
@@ -34,7 +34,7 @@ def selected_share(method: Active, rounds: int = 400) -> torch.Tensor:
     """The share of rounds in which each of ten clients, with the values 0 to 9, is among the four selected."""
     fed = federation(sizes=(3,) * 10, cohort=4)
     slot = {"value": torch.arange(10.0)}
-    chosen = [method.select(slot, fed, round) for round in range(rounds)]
+    chosen = [method.select(slot, fed.server_view, round) for round in range(rounds)]
     assert all(len(ids.unique()) == 4 for ids in chosen)
     return torch.bincount(torch.cat(chosen), minlength=10) / rounds
 
@@ -66,7 +66,7 @@ def test_if_all_clients_take_part_all_are_selected() -> None:
     fed = federation(cohort=0)
     chain, engine = Chain(Active()), Stacked(fed)
     state = start(fed, chain, engine)
-    assert chain.select(state.slots, fed, 0).tolist() == list(range(fed.clients))
+    assert chain.select(state.slots, fed.server_view, 0).tolist() == list(range(fed.clients))
 
 
 @pytest.mark.parametrize("settings", [{"alpha1": 1.0}, {"alpha2": -1.0}, {"alpha3": 1.5}], ids=str)

@@ -25,7 +25,7 @@ def test_cohorts_are_those_of_the_reference(alpha: float, engine: type) -> None:
     chain, runner = Chain(CUCB(alpha=alpha)), engine(fed, precision="float64")
     state, cohorts = start(fed, chain, runner), []
     for _ in range(8):
-        cohorts.append(chain.select(state.slots, fed, state.round).tolist())
+        cohorts.append(chain.select(state.slots, fed.server_view, state.round).tolist())
         state, _ = one_round(state, fed, chain, runner)
     want, selected = cucb(fed, module, 8, fed.local, alpha)
     assert cohorts == selected

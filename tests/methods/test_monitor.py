@@ -29,7 +29,7 @@ def test_moves_are_those_of_copies_trained_on_single_classes() -> None:
     assert fed.auxiliary is not None
     for engine in (Stacked(fed, precision="float64"), Serial(fed, precision="float64")):
         state = start(fed, Chain(), engine)
-        turn = Turn(fed, engine, state, state.params, state.buffers)
+        turn = Turn.begin(fed, engine, state)
         moves = monitor.moves(turn, Local(lr=0.5, batch="full"))
         for p in range(3):
             module = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -46,7 +46,7 @@ def test_the_servers_copies_share_no_random_draws_with_the_clients() -> None:
     fed = federation()
     engine = Stacked(fed)
     state = start(fed, Chain(), engine)
-    monitor.moves(Turn(fed, engine, state, state.params, state.buffers), Local(batch=2))
+    monitor.moves(Turn.begin(fed, engine, state), Local(batch=2))
     inside = engine.server_side
     assert inside is not None
     assert inside.fed.seed != fed.seed
@@ -106,15 +106,15 @@ def test_the_counts_resemble_the_true_ones() -> None:
 
 def test_samples_in_the_steps_of_a_copy() -> None:
     fed = federation(auxiliary=10)
-    assert monitor.seen_by_copy(fed, Local(batch=10, epochs=3)) == 10
-    assert monitor.seen_by_copy(fed, Local(batch=4, epochs=3)) == 12  # three steps of 4
-    assert monitor.seen_by_copy(fed, Local(batch="full", epochs=2)) == 10
+    assert monitor.seen_by_copy(fed.server_view, Local(batch=10, epochs=3)) == 10
+    assert monitor.seen_by_copy(fed.server_view, Local(batch=4, epochs=3)) == 12  # three steps of 4
+    assert monitor.seen_by_copy(fed.server_view, Local(batch="full", epochs=2)) == 10
 
 
 def test_the_last_layer_has_a_row_per_class() -> None:
-    assert monitor.last_layer(federation()) == "2.weight"
+    assert monitor.last_layer(federation().server_view) == "2.weight"
     convolution = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 4), nn.Flatten())
-    assert monitor.last_layer(image_federation(convolution)) == "2.weight"
+    assert monitor.last_layer(image_federation(convolution).server_view) == "2.weight"
     odd = replace(federation(), network=Network(nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 4))))
     with pytest.raises(ConfigError, match="one row of weights for each of the 3 classes"):
-        monitor.last_layer(odd)
+        monitor.last_layer(odd.server_view)

@@ -19,6 +19,7 @@ from equipoise.core.local import Local
 from equipoise.core.method import FedAvg, Method
 from equipoise.core.network import Network
 from equipoise.core.round import one_round, start
+from equipoise.core.server_view import ServerEngine
 from equipoise.core.tree import Tree
 from equipoise.core.turn import State, Turn
 from equipoise.methods import Astraea, ClassWeights, FedRE, FedShift, Focal
@@ -48,7 +49,7 @@ def shift(method: FedShift, counts: list[float], shares: list[float]) -> Tensor:
 
     class Env:
         memory = {"counts": torch.tensor(counts, dtype=torch.float64)}  # noqa: RUF012
-        msg = method.broadcast(method.init(Turn(federation(), Engine(), *[{}] * 3)))  # type: ignore[arg-type]
+        msg = method.broadcast(method.init(Turn(federation().server_view, ServerEngine(Engine()), *[{}] * 3)))  # type: ignore[arg-type]
 
     found: Tensor = method.begin(Env, None)["shift"]  # type: ignore[arg-type]
     return found

@@ -26,7 +26,7 @@ QUICK = Local(lr=0.05, batch=4, epochs=3)
 
 def a_turn(fed: Federation, engine: Stacked | Serial) -> Turn:
     state = start(fed, Chain(), engine)
-    return Turn(fed, engine, state, state.params, state.buffers)
+    return Turn.begin(fed, engine, state)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from equipoise.core.chain import Chain
 from equipoise.core.client import Data, Env
 from equipoise.core.errors import ConfigError
 from equipoise.core.method import Method
+from equipoise.core.server_view import whole
 from equipoise.core.tree import Tree
 from equipoise.core.turn import Turn
 from equipoise.methods import Astraea, FedProx
@@ -98,12 +99,12 @@ class SaysNothing(Method):
 
 @dataclass(frozen=True)
 class Peeks(Method):
-    """The server half reads the clients' samples, which a simulation holds and a server does not."""
+    """The server half reads, past its views, the clients' samples, which a simulation holds and a server does not."""
 
     name = "peeks"
 
     def init(self, turn: Turn) -> Tree:
-        return {"first": turn.fed.y[:1].to(turn.engine.dtype)}
+        return {"first": whole(turn.engine).fed.y[:1].to(turn.engine.dtype)}
 
 
 @dataclass(frozen=True)

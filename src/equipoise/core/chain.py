@@ -16,7 +16,7 @@ from equipoise.core.method import FedAvg, Method, reference
 from equipoise.core.tree import Tree
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.sums import Sums
     from equipoise.core.turn import Turn
 
@@ -59,7 +59,7 @@ class Chain(Method, abstract=True):
         """The methods that change the given tap."""
         return [m for m in self.methods if getattr(type(m), tap) is not getattr(Method, tap)]
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         for m in self.methods:
             if fed.network.head is None and (m.needs_features or m in self.having("features")):
                 raise ConfigError(
@@ -82,12 +82,12 @@ class Chain(Method, abstract=True):
     def remember(self, params: Tree, classes: int) -> Tree:
         return {m.name: m.remember(params, classes) for m in self.methods}
 
-    def select(self, slot: Tree, fed: Federation, round: int) -> Tensor:
+    def select(self, slot: Tree, fed: ServerView, round: int) -> Tensor:
         for m in self.having("select"):
             return m.select(slot[m.name], fed, round)
         return fed.draw(round)
 
-    def plan(self, lanes: Tensor, slot: Tree, fed: Federation) -> Tensor:
+    def plan(self, lanes: Tensor, slot: Tree, fed: ServerView) -> Tensor:
         for m in self.methods:
             lanes = m.plan(lanes, slot[m.name], fed)
         for m in self.methods:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from equipoise.core import random
 from equipoise.core.errors import ConfigError
 from equipoise.core.local import Local
 from equipoise.core.network import Network
+
+if TYPE_CHECKING:
+    from equipoise.core.server_view import ServerView
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,35 +76,24 @@ class Federation:
             return self.counts
         return torch.bincount(self.y[self.indices.long()], minlength=len(self.classes))
 
+    @cached_property
+    def server_view(self) -> ServerView:
+        """The federation as its server knows it: all that a method's server half sees."""
+        from equipoise.core.server_view import ServerView
+
+        return ServerView.of(self)
+
     def auxiliary_for(self, method: str) -> Split:
-        """The server's own samples, for a method that has no meaning without some of every class."""
-        held = 0 if self.auxiliary is None else len(self.auxiliary.y.bincount().nonzero())
-        if self.auxiliary is None or held < len(self.classes):
-            raise ConfigError(
-                f"data.auxiliary: {method} needs samples of every class at the server, which has those of {held} of"
-                f" {len(self.classes)} classes; expected a number of samples per class, such as data.auxiliary = 32"
-            )
-        return self.auxiliary
+        return self.server_view.auxiliary_for(method)
 
     def draw(self, round: int) -> Tensor:
-        """A uniform cohort without replacement."""
-        size = min(self.cohort or len(self.eligible), len(self.eligible))
-        if size == len(self.eligible):
-            return self.eligible
-        return self.eligible[random.choose(self.seed, (random.SELECT, round), len(self.eligible), size)]
+        return self.server_view.draw(round)
 
     def client_name(self, client: int) -> str:
-        return f"{client}" if self.roster is None else f"{self.roster[client]} ({client})"
+        return self.server_view.client_name(client)
 
     def scale(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What turns raw samples into the model's inputs, (x + shift) * factor, by channel or by feature."""
-        scale = 255.0 if self.x.dtype == torch.uint8 else 1.0
-        shape = [-1] + [1] * (self.x.dim() - 2)
-        factor = (1 / (torch.tensor(self.std, dtype=torch.float64) * scale)).view(shape).to(device, dtype)
-        shift = (-torch.tensor(self.mean, dtype=torch.float64) * scale).view(shape).to(device, dtype)
-        return shift, factor
+        return self.server_view.scale(device, dtype)
 
     def inputs(self, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """The function that turns raw samples into the model's inputs."""
-        shift, factor = self.scale(device, dtype)
-        return lambda x: (x.to(dtype) + shift) * factor
+        return self.server_view.inputs(device, dtype)

@@ -25,7 +25,7 @@ from equipoise.core.tree import Tree
 
 if TYPE_CHECKING:
     from equipoise.core.chain import Chain
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.sums import Sums
     from equipoise.core.turn import Turn
 
@@ -65,7 +65,7 @@ class Method:
                 _check_tap(cls, name, value)
 
     # -- once, at the server -----------------------------------------------------------------------------------------
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         """Refuse, with the reason, a federation or a chain in which this method has no meaning."""
 
     def local(self, settings: Local) -> Local:
@@ -87,11 +87,11 @@ class Method:
         return torch.arange(len(y)), torch.zeros_like(y)
 
     # -- every round, at the server ----------------------------------------------------------------------------------
-    def select(self, slot: Tree, fed: Federation, round: int) -> Tensor:
+    def select(self, slot: Tree, fed: ServerView, round: int) -> Tensor:
         """The clients of this round. At most one method of a chain replaces the uniform draw."""
         return fed.draw(round)
 
-    def plan(self, lanes: Tensor, slot: Tree, fed: Federation) -> Tensor:
+    def plan(self, lanes: Tensor, slot: Tree, fed: ServerView) -> Tensor:
         """Who trains after whom: [waves, lanes] of client numbers, -1 for nobody."""
         return lanes
 

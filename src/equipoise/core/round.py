@@ -14,17 +14,17 @@ from equipoise.core.turn import State, Turn
 
 @torch.no_grad()
 def start(fed: Federation, chain: Chain, engine: Engine) -> State:
-    chain.check(fed, chain)
+    chain.check(fed.server_view, chain)
     params, buffers = engine.place(fed.network.params), engine.place(fed.network.buffers)
     engine.open(chain, params)
     blank = State(0, params, buffers, {})
-    return blank._replace(slots=chain.init(Turn(fed, engine, blank, params, buffers, chain=chain)))
+    return blank._replace(slots=chain.init(Turn.begin(fed, engine, blank, chain)))
 
 
 @torch.no_grad()
 def reopen(state: State, fed: Federation, chain: Chain, engine: Engine) -> None:
     """Make an engine ready to go on from a state; what the clients keep is the caller's to restore."""
-    chain.check(fed, chain)
+    chain.check(fed.server_view, chain)
     engine.open(chain, state.params)
     for method in chain.having("resample"):
         engine.resample(method, state.slots[method.name])
@@ -33,10 +33,10 @@ def reopen(state: State, fed: Federation, chain: Chain, engine: Engine) -> None:
 @torch.no_grad()
 def one_round(state: State, fed: Federation, chain: Chain, engine: Engine) -> tuple[State, Sums]:
     # 1. Who trains, and who after whom.
-    ids = chain.select(state.slots, fed, state.round)
-    plan = chain.plan(ids[None, :], state.slots, fed)
+    ids = chain.select(state.slots, fed.server_view, state.round)
+    plan = chain.plan(ids[None, :], state.slots, fed.server_view)
     # 2. The clients train; the server sees sums.
-    turn = Turn(fed, engine, state, state.params, state.buffers, chain=chain, plan=plan)
+    turn = Turn.begin(fed, engine, state, chain, plan)
     sums = engine.train(state, plan, chain, chain.local(fed.local), turn)
     # 3. The model moves by the weighted mean of the deltas, as changed by the methods.
     mean = tree.scale(sums.delta, torch.where(sums.weight == 0, 0, 1 / sums.weight))

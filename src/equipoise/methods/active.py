@@ -23,7 +23,7 @@ from equipoise.methods.shared.checks import at_least, share
 from equipoise.methods.shared.start_loss import start_loss
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -57,7 +57,7 @@ class Active(Method):
         value = turn.ask(Value(), rows=True)["value"]
         return {"value": value.new_zeros(turn.fed.clients).index_copy(0, turn.fed.eligible.to(value.device), value)}
 
-    def select(self, slot: Tree, fed: Federation, round: int) -> Tensor:
+    def select(self, slot: Tree, fed: ServerView, round: int) -> Tensor:
         everyone, size = fed.eligible, len(fed.draw(round))
         value = slot["value"].cpu()[everyone].double()
         aside = value.argsort(stable=True)[: int(self.alpha1 * len(everyone))]

@@ -27,7 +27,7 @@ from equipoise.methods.shared.checks import at_least, refuse_beside
 from equipoise.methods.shared.start_loss import start_loss
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -56,7 +56,7 @@ class AFL(Method):
     def __post_init__(self) -> None:
         at_least(self, "eta", 0)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         refuse_beside(self, chain, ("qffl", "climb"), "each weigh clients by their losses")
 
     def init(self, turn: Turn) -> Tree:

@@ -39,7 +39,7 @@ from equipoise.methods.shared.mediators import kld
 from equipoise.methods.shared.resampling import multiply, zscore_ratios
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -73,7 +73,7 @@ class Astraea(Method):
         for field, high in {"rotation": 360, "shear": 90, "zoom": 1}.items():
             between(self, field, 0, high)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         if self._warps:
             needs_images(self, fed, "use astraea(augment='repeat') for plain copies, or tau_d=None for none")
         if self.gamma * self.mediator_epochs > 1:
@@ -114,7 +114,7 @@ class Astraea(Method):
         copies = warp(x, env.copies, shift=self.shift, rotation=self.rotation, shear=self.shear, zoom=self.zoom)
         return torch.where(env.copies[:, None, None, None] > 0, copies, x), y
 
-    def plan(self, lanes: Tensor, slot: Tree, fed: Federation) -> Tensor:
+    def plan(self, lanes: Tensor, slot: Tree, fed: ServerView) -> Tensor:
         ids = lanes[lanes >= 0]
         if self.reschedule == "once":
             order = slot["order"].cpu()[ids]

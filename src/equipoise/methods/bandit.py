@@ -31,7 +31,7 @@ from equipoise.core.tree import Tree
 from equipoise.methods.shared.checks import at_least
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -52,7 +52,7 @@ class CUCB(Method):
     def __post_init__(self) -> None:
         at_least(self, "alpha", 0)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         fed.auxiliary_for(self.name)
         for other in chain.having("delta"):
             raise ConfigError(
@@ -65,7 +65,7 @@ class CUCB(Method):
         mix = torch.full((clients, classes), 1 / classes)
         return turn.engine.place({"mix": mix, "reward": torch.zeros(clients), "visits": torch.zeros(clients)})
 
-    def select(self, slot: Tree, fed: Federation, round: int) -> Tensor:
+    def select(self, slot: Tree, fed: ServerView, round: int) -> Tensor:
         everyone, size = fed.eligible, len(fed.draw(round))
         if round < math.ceil(len(everyone) / size):
             return everyone[(round * size + torch.arange(size)) % len(everyone)].sort().values

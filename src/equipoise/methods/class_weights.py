@@ -25,7 +25,7 @@ from equipoise.methods.shared.checks import at_least, one_of, refuse_beside, sha
 from equipoise.methods.shared.weighting import weighted
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -49,7 +49,7 @@ class ClassWeights(Method):
         if self.clip is not None:
             at_least(self, "clip", 1)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         refuse_beside(self, chain, ("fedre", "ratio_loss"), "each weigh the classes")
         if self.rule == "ratio":
             both = "each correct for how a client's class shares differ from those of all clients"

@@ -27,7 +27,7 @@ from equipoise.methods.climb_settings import ClimbSettings
 from equipoise.methods.shared.checks import refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -88,7 +88,7 @@ class Climb(ClimbSettings):
         "slack": "by how much its tolerance has grown",
     }
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         refuse_beside(self, chain, ("afl", "qffl"), "each weigh clients by their losses")
 
     def local(self, settings: Local) -> Local:

@@ -25,7 +25,7 @@ from equipoise.core.tree import Tree
 from equipoise.methods.shared.checks import above, refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.sums import Sums
     from equipoise.core.turn import Turn
 
@@ -42,7 +42,7 @@ class FedDyn(Method):
     def __post_init__(self) -> None:
         above(self, "alpha", 0)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         refuse_beside(self, chain, ("scaffold", "fedpd"), "each correct the drift of clients")
         for other in {*chain.having("delta"), *chain.having("weight")}:
             raise ConfigError(

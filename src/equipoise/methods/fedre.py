@@ -26,7 +26,7 @@ from equipoise.methods.shared.estimation import FLOOR, PRELUDE, probe, shares
 from equipoise.methods.shared.weighting import weighted
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -54,7 +54,7 @@ class FedRE(Method):
         for field in ("probe_epochs", "probe_batch"):
             whole(self, field, 1)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         refuse_beside(self, chain, ("ratio_loss",), "each weigh the classes")
         fed.auxiliary_for(self.name)
 

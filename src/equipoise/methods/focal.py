@@ -19,7 +19,7 @@ from equipoise.core.method import Method
 from equipoise.methods.shared.checks import at_least, needs_cross_entropy
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Focal(Method):
     def __post_init__(self) -> None:
         at_least(self, "gamma", 0)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         needs_cross_entropy(self, chain)
 
     def losses(self, losses: Tensor, logits: Tensor, y: Tensor, env: Env) -> Tensor:

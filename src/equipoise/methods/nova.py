@@ -18,7 +18,7 @@ from equipoise.core.tree import Tree
 from equipoise.methods.shared.checks import needs_sgd
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.sums import Sums
 
 
@@ -29,7 +29,7 @@ class FedNova(Method):
     single_visits = True
     words = {"steps": "its weight times its effective number of steps"}  # noqa: RUF012
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         needs_sgd(self, fed, chain)
 
     def finish(self, delta: Tree, env: Env, data: Data | None) -> tuple[Tree, Tree]:

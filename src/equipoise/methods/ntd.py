@@ -15,8 +15,8 @@ from torch import Tensor
 
 from equipoise.core.chain import Chain
 from equipoise.core.client import Env
-from equipoise.core.federation import Federation
 from equipoise.core.method import Method
+from equipoise.core.server_view import ServerView
 from equipoise.methods.shared.checks import above, at_least, needs_cross_entropy
 
 
@@ -32,7 +32,7 @@ class FedNTD(Method):
         at_least(self, "beta", 0)
         above(self, "tau", 0)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         needs_cross_entropy(self, chain)
 
     def losses(self, losses: Tensor, logits: Tensor, y: Tensor, env: Env) -> Tensor:

@@ -24,7 +24,7 @@ from equipoise.core.tree import Tree
 from equipoise.methods.shared.checks import above, refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FedPD(Method):
     def __post_init__(self) -> None:
         above(self, "eta", 0)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         refuse_beside(self, chain, ("scaffold", "feddyn"), "each correct the drift of clients")
         refuse_beside(self, chain, ("fednova",), "each change the meaning of a client's delta")
         for other in chain.having("delta"):

@@ -25,7 +25,7 @@ from equipoise.methods.shared.checks import above, at_least, needs_sgd, refuse_b
 from equipoise.methods.shared.start_loss import start_loss
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.sums import Sums
 
 
@@ -45,7 +45,7 @@ class QFFL(Method):
         if self.lipschitz is not None:
             above(self, "lipschitz", 0)
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         refuse_beside(self, chain, ("afl", "climb"), "each weigh clients by their losses")
         refuse_beside(self, chain, ("fednova",), "each set the length of the server's step")
         if self.lipschitz is None:

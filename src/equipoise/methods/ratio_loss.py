@@ -32,7 +32,7 @@ from equipoise.methods.shared.checks import above, at_least, one_of
 from equipoise.methods.shared.weighting import weighted
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 UNKNOWN = 10.0  # Ra_p where m_p is zero
@@ -59,7 +59,7 @@ class RatioLoss(Method):
         above(self, "cap", 0)
         one_of(self, "variant", ("official", "climb"))
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         fed.auxiliary_for(self.name)
         monitor.last_layer(fed)
 

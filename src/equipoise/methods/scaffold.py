@@ -20,7 +20,7 @@ from equipoise.core.tree import Tree
 from equipoise.methods.shared.checks import needs_sgd
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -34,7 +34,7 @@ class Scaffold(Method):
         "change": "how its control variate changed",
     }
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         needs_sgd(self, fed, chain)
 
     def init(self, turn: Turn) -> Tree:

@@ -25,7 +25,7 @@ from equipoise.core.tree import Tree
 from equipoise.methods.shared.checks import above, needs_cross_entropy, one_of, refuse_beside
 
 if TYPE_CHECKING:
-    from equipoise.core.federation import Federation
+    from equipoise.core.server_view import ServerView
     from equipoise.core.turn import Turn
 
 
@@ -70,7 +70,7 @@ class FedShift(Method):
                 "method: fedshift(source='global', prior='global') shifts nothing; expected prior='uniform'"
             )
 
-    def check(self, fed: Federation, chain: Chain) -> None:
+    def check(self, fed: ServerView, chain: Chain) -> None:
         needs_cross_entropy(self, chain)
         if self.prior != "global":
             others = ("class_weights", "fedre", "ratio_loss")

@@ -30,7 +30,8 @@ def balance(fed: Federation, method: Astraea, rounds: int = 1) -> Balance:
     chain, engine = Chain(method), stacked_engine()(fed)
     slots = start(fed, chain, engine).slots
     numbers, counts = slots["astraea"]["numbers"], slots["astraea"]["counts"].cpu()
-    plans = (chain.plan(chain.select(slots, fed, number)[None, :], slots, fed) for number in range(rounds))
+    view = fed.server_view
+    plans = (chain.plan(chain.select(slots, view, number)[None, :], slots, view) for number in range(rounds))
     divergences = [float(mediators.kld(mediators.pooled(counts, plan)).mean()) for plan in plans]
     clients, resampled, storage = (float(numbers[name]) for name in ("kld_clients", "kld_resampled", "storage"))
     return Balance(clients, resampled, sum(divergences) / rounds, storage)

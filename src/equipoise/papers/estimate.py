@@ -38,7 +38,7 @@ def estimate(fed: Federation, local: Local = PRELUDE, engine: Engine | None = No
     engine = engine or stacked_engine()(fed)
     fed.auxiliary_for("the estimate of class shares")
     state = start(fed, Chain(), engine)
-    turn = Turn(fed, engine, state, state.params, state.buffers)
+    turn = Turn.begin(fed, engine, state)
     answers = probe(turn, local)
     counts = turn.ask(ClassCounts(len(fed.classes)), rows=True)["counts"].to(engine.dtype)
     return Estimate(

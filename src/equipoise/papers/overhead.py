@@ -76,8 +76,8 @@ def overhead(
     assert engine.copies is not None
     owner = torch.arange(fed.clients).repeat_interleave(after)
     copies = torch.bincount(owner[engine.copies.cpu() > 0], minlength=fed.clients)
-    cohort = chain.select(state.slots, fed, round)[None, :]
-    plan = chain.plan(cohort, state.slots, fed)
+    cohort = chain.select(state.slots, fed.server_view, round)[None, :]
+    plan = chain.plan(cohort, state.slots, fed.server_view)
     model, sample = tree.nbytes(state.params) + tree.nbytes(state.buffers), fed.x[0].nbytes
     pace = {"per_sample": per_sample, "bandwidth": bandwidth}
     direct = 2 * model * cohort.numel()

@@ -32,7 +32,7 @@ from equipoise.runs import checkpoint
 from equipoise.runs.ledger import ledger
 from equipoise.runs.training import Settings, Snapshot, Training
 from equipoise.testing.federations import EQUAL, dropout_cnn, federation, image_federation, linear5, norm_cnn
-from equipoise.testing.in_process import server_view, site_engine, site_memories
+from equipoise.testing.in_process import site_engine, site_memories, without_samples
 from equipoise.testing.padding import OtherBatches, OtherData
 
 ROUNDS = 3
@@ -144,7 +144,7 @@ def suitable(chain: Chain) -> tuple[Federation, str]:
             torch.manual_seed(3)
             fed = federation(model()) if model is linear5 else image_federation(model())
         try:
-            chain.check(fed, chain)
+            chain.check(fed.server_view, chain)
         except ConfigError as error:
             refused = refused or error
             continue
@@ -218,7 +218,7 @@ def sites_agree(chain: Chain, fed: Federation | None = None, model: str = "", co
     with tempfile.TemporaryDirectory() as folder:
         local, remote = plain(found[0], width=3), site_engine(found[0], chain, Path(folder), found[1])
         want = rounds(found[0], chain, local, count)
-        got = rounds(server_view(found[0]), chain, remote, count)
+        got = rounds(without_samples(found[0]), chain, remote, count)
         advice = (
             "real sites disagree with the simulation: what a tap needs must be in `env`, `data`, the message or the"
             " memory, since a site has nothing else, and the server has no samples of the clients"
@@ -369,7 +369,7 @@ def _train(fed: Federation, chain: Chain, plan: list[list[int]]) -> tuple[Sums, 
     """The sums of one training with a plan written by hand, and the memories after it."""
     engine = plain(fed, width=3)
     state = start(fed, chain, engine)
-    turn = Turn(fed, engine, state, state.params, state.buffers)
+    turn = Turn.begin(fed, engine, state)
     with torch.no_grad():
         sums = engine.train(state, torch.tensor(plan), chain, chain.local(fed.local), turn)
     return sums, engine.memory.save()

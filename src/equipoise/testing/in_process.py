@@ -52,7 +52,7 @@ class Direct:
         return {name: self.answers.pop(name) for name in list(ids) if name in self.answers}
 
 
-def server_view(fed: Federation) -> Federation:
+def without_samples(fed: Federation) -> Federation:
     """The federation as a server has it: no sample of the clients, nor how many they have."""
     return replace(fed, x=fed.x[:0], y=fed.y[:0], indices=fed.indices[:0], offsets=torch.arange(fed.clients + 1))
 
@@ -86,7 +86,7 @@ def site_engine(fed: Federation, chain: Chain, folder: Path, model: str) -> Flow
         held_out=0.0,
     )
     hasty = Patience(deadline=60.0, wait=0.0, minimum=1)
-    return Flower(server_view(fed), agreement, Direct(sites), Roll(names), patience=hasty)
+    return Flower(without_samples(fed), agreement, Direct(sites), Roll(names), patience=hasty)
 
 
 def site_memories(engine: Flower, folder: Path) -> Tree:

@@ -9,8 +9,8 @@ from equipoise.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from equipoise.core.chain import Chain
-    from equipoise.core.federation import Federation
     from equipoise.core.method import Method
+    from equipoise.core.server_view import ServerView
 
 
 def _refuse(method: Method, field: str, expected: str) -> ConfigError:
@@ -53,12 +53,11 @@ def whole(method: Method, field: str, low: int) -> None:
         raise _refuse(method, field, f"a whole number, {low} or above")
 
 
-def needs_images(method: Method, fed: Federation, instead: str) -> None:
+def needs_images(method: Method, fed: ServerView, instead: str) -> None:
     """Refuse samples that are not images, for methods that shift and rotate them."""
-    if fed.x.dim() != 4:
-        shape = tuple(fed.x.shape[1:])
+    if len(fed.shape) != 3:
         raise ConfigError(
-            f"method: {method.name} warps images, and samples of shape {shape} are not images; {instead}"
+            f"method: {method.name} warps images, and samples of shape {fed.shape} are not images; {instead}"
         )
 
 
@@ -90,7 +89,7 @@ def needs_cross_entropy(method: Method, chain: Chain) -> None:
         )
 
 
-def needs_sgd(method: Method, fed: Federation, chain: Chain) -> None:
+def needs_sgd(method: Method, fed: ServerView, chain: Chain) -> None:
     """Refuse optimisers other than SGD, for methods that compute a gradient from a client's delta."""
     if (optimiser := chain.local(fed.local).optimiser) != "sgd":
         raise ConfigError(

@@ -13,17 +13,17 @@ a copy saw in an epoch. Estimates outside (0, 1.5 n / classes) are left out; if 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from equipoise.core import random
 from equipoise.core.errors import ConfigError
 from equipoise.core.federation import Federation
 from equipoise.core.local import Local
 from equipoise.core.method import Method
+from equipoise.core.server_view import ServerEngine, ServerView
 from equipoise.core.sums import Sums
 from equipoise.core.tree import Tree
 
@@ -44,7 +44,7 @@ class _Copy(Method):
         return {"move": delta[self.layer].flatten(1)}
 
 
-def last_layer(fed: Federation) -> str:
+def last_layer(fed: ServerView) -> str:
     """Return the name of the weights that compute one output per class."""
     names = [name for name, leaf in fed.network.params.items() if leaf.dim() > 1]
     if not names or len(fed.network.params[names[-1]]) != len(fed.classes):
@@ -57,25 +57,16 @@ def last_layer(fed: Federation) -> str:
 
 def moves(turn: Turn, local: Local) -> Tensor:
     """Return Delta[p, row, column]: how the last layer of a copy of the model moves when trained on class p alone."""
-    inside = turn._replace(engine=turn.engine.inside(lambda: _classes_as_clients(turn)))
+    inside = turn._replace(engine=ServerEngine(turn.engine.inside(lambda: _classes_as_clients(turn))))
     rows = inside.train(_Copy(last_layer(turn.fed)), local, turn.state.round).rows
     delta: Tensor = rows["values"]["move"]
     return delta[rows["ids"].argsort()]
 
 
 def _classes_as_clients(turn: Turn) -> Federation:
-    """Build a federation inside the server: one client per class, with random draws that no real client shares."""
+    """Build a federation within the server: one client per class."""
     held = turn.fed.auxiliary_for(turn.owner)
-    sizes = held.y.bincount()
-    return replace(
-        turn.fed,
-        x=held.x,
-        y=held.y,
-        indices=held.y.argsort(stable=True),
-        offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
-        roster=turn.fed.classes,
-        seed=int(random.bits(turn.fed.seed, random.SERVER)),
-    )
+    return turn.fed.within(held, held.y, turn.fed.classes)
 
 
 def mean_of_others(delta: Tensor) -> Tensor:
@@ -101,7 +92,7 @@ def class_counts(delta: Tensor, chosen: Tensor, sums: Sums, layer: str, seen: fl
     return torch.where(kept.any(2).any(1), mean, even)
 
 
-def seen_by_copy(fed: Federation, local: Local) -> float:
+def seen_by_copy(fed: ServerView, local: Local) -> float:
     """Return a: the number of steps that a copy takes in one epoch, times the batch size."""
     size, steps = local.batches(torch.tensor(len(fed.auxiliary_for("the monitor")) // len(fed.classes)))
     return float(size * steps) / local.epochs
