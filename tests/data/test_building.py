@@ -266,3 +266,58 @@ def test_a_method_that_needs_auxiliary_samples_says_so() -> None:
 def test_only_images_can_be_mirrored_and_moved() -> None:
     with pytest.raises(ConfigError, match=r"local.augment = 'flip_crop': it moves images, and .* have shape \(5,\)"):
         federation(local=Local(augment="flip_crop"))
+
+
+# -- samples that clients hold out
+
+
+def client_parts(fed: Federation, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places of a client's training samples, and of those that it holds out."""
+    assert fed.held_offsets is not None
+    assert fed.held_indices is not None
+    trained = fed.indices[fed.offsets[client] : fed.offsets[client + 1]]
+    return trained, fed.held_indices[fed.held_offsets[client] : fed.held_offsets[client + 1]]
+
+
+def test_each_client_holds_out_its_share_of_every_class() -> None:
+    whole, fed = made(partition=IID(3)), made(partition=IID(3), local_test=0.2)
+    for client in range(3):
+        trained, held = client_parts(fed, client)
+        mine = whole.indices[whole.offsets[client] : whole.offsets[client + 1]]
+        assert sorted([*trained.tolist(), *held.tolist()]) == sorted(mine.tolist())
+        counts, kept = (torch.bincount(fed.y[rows], minlength=CLASSES) for rows in (mine, held))
+        assert kept.tolist() == [int(0.2 * n + 0.5) for n in counts.tolist()]
+    assert fed.class_counts.sum() == len(fed.indices) < 90
+    assert fed.tried.tolist() == [0, 1, 2]
+
+
+def test_a_client_keeps_a_sample_to_train_on() -> None:
+    fed = made(pool(7), IID(5), local_test=0.9)
+    sizes = [tuple(map(len, client_parts(fed, client))) for client in range(5)]
+    assert all(trained >= 1 for trained, _ in sizes)
+    assert {held for trained, held in sizes if trained + held == 1} == {0}
+    assert fed.tried.tolist() == [client for client, (_, held) in enumerate(sizes) if held]
+
+
+def test_samples_held_out_by_clients_follow_the_seed() -> None:
+    one, same, other = (made(local_test=0.3, seed=seed).held_indices for seed in (1, 1, 2))
+    assert one is not None
+    assert same is not None
+    assert other is not None
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001])
+def test_clients_that_hold_out_nothing_have_all_their_samples(share: float) -> None:
+    plain, fed = made(), made(local_test=share)
+    assert fed.held_offsets is fed.held_indices is None
+    assert torch.equal(fed.indices, plain.indices)
+    assert torch.equal(fed.offsets, plain.offsets)
+    assert torch.equal(fed.tried, fed.eligible)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=rf"data.local_test = {share}: expected a number in \[0, 1\)"):
+        made(local_test=share)

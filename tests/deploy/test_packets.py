@@ -34,7 +34,7 @@ from equipoise.methods.active import Value
 from equipoise.methods.climb import DualStep, KeptLoss
 from equipoise.methods.shared.estimation import SquareLoss
 from equipoise.methods.shift import Shares
-from equipoise.runs.evaluation import Scores, _Fit
+from equipoise.runs.evaluation import Accuracies, Scores, _Fit
 from tests.contract.methods import EVERY
 
 TREES: Tree = {
@@ -129,6 +129,7 @@ QUESTIONS: list[Question] = [
     DualStep(sized=True, eta=0.1, epsilon=0.01, cap=math.inf, slack=None, slack_eta=0.0),
     DualStep(sized=False, eta=2.0, epsilon=0.0, cap=5.0, slack=0.5, slack_eta=0.25),
     _Fit(),
+    Accuracies(),
 ]
 
 

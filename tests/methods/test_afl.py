@@ -53,7 +53,7 @@ def test_the_worst_client_has_a_lower_loss_than_with_fedavg() -> None:
     worst = {}
     for method in (FedAvg(), AFL(eta=0.05)):
         state, engine = trained(conflicted(), method, 30)
-        worst[method.name] = across_clients(engine, state.params, state.buffers)["client_loss"]["max"]
+        worst[method.name] = across_clients(engine, state.params, state.buffers, Chain())["client_loss"]["max"]
         if method.name == "afl":
             assert int(state.slots["afl"]["lambda"].argmax()) == 5
             assert method.metrics(state.slots["afl"])["largest"] > 0.3

@@ -31,7 +31,7 @@ def test_a_larger_q_evens_out_the_losses() -> None:
     gaps = []
     for q in (0.0, 1.0, 4.0):
         state, engine = trained(conflicted(), QFFL(q=q), 60)
-        losses = across_clients(engine, state.params, state.buffers)["client_loss"]
+        losses = across_clients(engine, state.params, state.buffers, Chain())["client_loss"]
         gaps.append(losses["max"] - losses["min"])
     assert gaps[2] < gaps[1] < gaps[0]
 

@@ -93,6 +93,11 @@ def run_table(result: Mapping[str, Any], federation: Mapping[str, Any]) -> Table
     if best:
         where = f"best round on {best['on']} data, {best['record']['round']}"
         table.add_row(f"minority, {where}", "", percent(best["record"].get("minority_accuracy")), "")
+    across = result.get("across_clients") or {}
+    accuracy, on = across.get("client_accuracy") or {}, across.get("client_samples", "training")
+    if accuracy.get("mean") is not None:
+        name = f"accuracy of a client on its {on.replace('held out', 'held-out')} samples, mean"
+        table.add_row(name, "", f"{percent(accuracy['mean'])}", f"± {percent(accuracy['std'])}")
     if result.get("reached"):
         table.add_row("round that reached the target", "", str(result["reached"]), "")
     return table

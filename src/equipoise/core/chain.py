@@ -154,6 +154,11 @@ class Chain(Method, abstract=True):
             delta = m.delta(delta, own)
         return delta
 
+    def personal(self, logits: Tensor, env: Env) -> Tensor:
+        for m, own in self._own(env, "personal"):
+            logits = m.personal(logits, own)
+        return logits
+
     def rows(self, delta: Tree, upload: Tree, turn: Turn) -> Tree:
         return {m.name: m.rows(delta, upload[m.name], turn.of(m.name)) for m in self.having("rows")}
 

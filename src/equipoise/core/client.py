@@ -63,6 +63,18 @@ class Visit(NamedTuple):
     start_buffers: Tree = {}  # noqa: RUF012  the buffers that the client was sent
 
 
+class Trial(NamedTuple):
+    """What one client has where it uses the model for samples of its own, without training it."""
+
+    params: Tree
+    buffers: Tree
+    memory: Tree  # keyed by the names of methods
+    n: Tensor  # its number of training samples
+    x: Tensor  # the samples as the model takes them
+    mask: Tensor
+    features: Tensor | None = None  # what the head reads, if a method needs it
+
+
 class Env(NamedTuple):
     """What a tap may read at one client: never more than that client could know."""
 
@@ -85,7 +97,7 @@ class Env(NamedTuple):
     start_buffers: Tree = {}  # noqa: RUF012  its buffers when this visit began
     autocast: str | None = None
     x: Tensor | None = None  # the batch as the model takes it, from the tap `batch` on
-    features: Tensor | None = None  # what the head reads, in `logits`, `loss` and `losses`, if a method needs them
+    features: Tensor | None = None  # what the head reads, from the tap `logits` on, if a method needs it
     gradient: Callable[[Tree], Tree] | None = None  # in `grads`: the gradient of the whole objective elsewhere
 
     def forward(self, params: Tree, x: Tensor | None = None, train: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -151,6 +163,17 @@ def environment(task: Task, visit: Visit, carry: Carry, step: Tensor, mask: Tens
         visit.n, visit.steps, step, visit.lr, visit.weight, visit.key, mask, copies, visit.start_buffers,
         task.autocast,
     )  # fmt: skip
+
+
+def personal(task: Task, trial: Trial, logits: Tensor) -> Tensor:
+    """The logits that a client itself uses for its own samples, from those of the model that it was sent."""
+    zero, one = torch.zeros_like(trial.n), torch.ones_like(trial.n, dtype=logits.dtype)
+    visit = Visit(
+        trial.params, {}, {}, trial.memory, {}, trial.n, zero, one, zero, one * task.local.lr, trial.buffers
+    )
+    carry = Carry(trial.params, trial.buffers, {})
+    env = environment(task, visit, carry, zero, trial.mask, torch.zeros_like(trial.mask, dtype=torch.int64))
+    return task.chain.personal(logits, env._replace(x=trial.x, features=trial.features))
 
 
 def step(task: Task, visit: Visit, carry: Carry, batch: Batch, index: Tensor, ragged: bool) -> Carry:

@@ -1,7 +1,7 @@
 """An engine carries out a round: it is all that differs between a simulation and the real world.
 
-It has three verbs: `open` (make memories, forget what was resampled), `train` (a plan of visits, answered by sums)
-and `ask` (a question, answered by a sum).
+It has four verbs: `open` (make memories, forget what was resampled), `train` (a plan of visits, answered by sums),
+`ask` (a question, answered by a sum) and `trial` (a question about the model as each client uses it itself).
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def tried_on(self) -> str:
+        """Which samples of the clients `trial` is about: "held out" or "training"."""
+        ...
+
+    @property
     def memory(self) -> Memories: ...
 
     def place(self, values: Tree) -> Tree:
@@ -84,6 +89,21 @@ class Engine(Protocol):
         rows: bool = False,
     ) -> Tree:
         """The sum of the clients' answers; with `rows`, one row per client in the order given."""
+        ...
+
+    def trial(
+        self,
+        question: Question,
+        params: Tree,
+        buffers: Tree,
+        chain: Chain,
+        *,
+        clients: Tensor | None = None,
+        rows: bool = False,
+    ) -> Tree:
+        """The sum of the clients' answers about the model as each client uses it itself (the tap `personal`), on the
+        samples that it holds out or, where no client holds out any, on its training samples. Of the clients given,
+        those that hold out nothing while others do are skipped; memories stay as they are."""
         ...
 
     def score(self, question: Question, params: Tree, buffers: Tree, split: Split | None) -> Tree:

@@ -51,6 +51,9 @@ class Federation:
     columns: tuple[str, ...] = field(
         default=(), repr=False
     )  # the names of the columns, where the samples are a table
+    # Client i holds out held_indices[held_offsets[i] : held_offsets[i + 1]]; None: no client holds out samples.
+    held_offsets: Tensor | None = field(default=None, repr=False)
+    held_indices: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.network.find_head(self.x.shape[1:])
@@ -68,6 +71,14 @@ class Federation:
     def eligible(self) -> Tensor:
         """The clients that have data; a partition may leave some without."""
         return (self.offsets[1:] > self.offsets[:-1]).nonzero()[:, 0]
+
+    @cached_property
+    def tried(self) -> Tensor:
+        """The clients that try a model on samples of their own: those that hold out samples or, where none does, all
+        that have data."""
+        if self.held_offsets is None:
+            return self.eligible
+        return (self.held_offsets[1:] > self.held_offsets[:-1]).nonzero()[:, 0]
 
     @cached_property
     def class_counts(self) -> Tensor:

@@ -144,6 +144,11 @@ class Method:
         """The change of the model that the client sends."""
         return delta
 
+    # -- at the end of a run, at one client: traced, never with a client axis ----------------------------------------
+    def personal(self, logits: Tensor, env: Env) -> Tensor:
+        """The logits that a client itself uses for its own samples, such as those of a personal head."""
+        return logits
+
     # -- every round, at the server again ----------------------------------------------------------------------------
     def rows(self, delta: Tree, upload: Tree, turn: Turn) -> Tree:
         """What the server computes from one client's tapped delta and upload as they arrive; kept in `sums.rows`.

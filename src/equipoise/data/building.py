@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from equipoise.core.local import Local
 from equipoise.core.network import initialised
 
 from .dataset import Dataset
+from .holdout import holdout
 from .imbalance import minority as rare_classes
 from .partition import Natural
 from .parts import Partition
@@ -33,17 +35,19 @@ def federate(
     seed: int = 0,
     validation: float = 0.0,
     auxiliary: int = 0,
+    local_test: float = 0.0,
     minority: tuple[int, ...] | None = None,
     kind: Hashable | None = None,
 ) -> Federation:
     """Build a federation from one pool of samples.
 
     First the server's auxiliary samples and the validation set are taken out of the pool, which is still as balanced
-    as the data set. Then the pool is made imbalanced, and then it is divided among the clients. Networks of the same
-    `kind` differ only in the values of their parameters, so that they can share compiled programs.
+    as the data set. Then the pool is made imbalanced, and then it is divided among the clients. Each client holds out
+    a share `local_test` of its samples, by class. Networks of the same `kind` differ only in the values of their
+    parameters, so that they can share compiled programs.
     """
     classes = len(data.classes)
-    _check(classes, cohort, validation, auxiliary, minority)
+    _check(classes, cohort, validation, auxiliary, local_test, minority)
     pool = np.arange(len(data.y))
     pool, held_aux = _hold_out(pool, data.y, [auxiliary] * classes, seed, 0, "auxiliary")
     share = [round(validation * n) for n in np.bincount(data.y[pool], minlength=classes)]
@@ -71,12 +75,14 @@ def federate(
         return Split(_tensor(data.x[rows]), _tensor(data.y[rows])) if len(rows) else None
 
     counts = np.bincount(data.y[pool], minlength=classes)
+    offsets, indices = parts.offsets.astype(np.int64), pool[parts.indices]
+    held = _held_by_clients(data.y[indices], offsets, local_test, seed)
     fed = Federation(
         network=network,
         x=_tensor(data.x),
         y=_tensor(data.y),
-        offsets=_tensor(parts.offsets.astype(np.int64)),
-        indices=_tensor(pool[parts.indices]),
+        offsets=_tensor(_offsets(offsets, ~held)),
+        indices=_tensor(indices[~held]),
         classes=data.classes,
         mean=data.mean,
         std=data.std,
@@ -90,6 +96,8 @@ def federate(
         auxiliary=split(held_aux),
         roster=data.roster if isinstance(partition, Natural) else None,
         columns=data.columns,
+        held_offsets=_tensor(_offsets(offsets, held)) if held.any() else None,
+        held_indices=_tensor(indices[held]) if held.any() else None,
     )  # fmt: skip
     probe = fed.inputs(torch.device("cpu"), torch.float32)(fed.x[:2])
     network.check(probe, classes)
@@ -111,7 +119,12 @@ def _about(table: str) -> Iterator[None]:
 
 
 def _check(
-    classes: int, cohort: float | None, validation: float, auxiliary: int, minority: tuple[int, ...] | None
+    classes: int,
+    cohort: float | None,
+    validation: float,
+    auxiliary: int,
+    local_test: float,
+    minority: tuple[int, ...] | None,
 ) -> None:
     def need(ok: bool, name: str, value: object, expected: str) -> None:
         if not ok:
@@ -120,6 +133,7 @@ def _check(
     if isinstance(cohort, float):
         need(0 < cohort <= 1, "train.cohort", cohort, "a share above 0 and at most 1")
     need(0 <= validation < 1, "data.validation", validation, "a number in [0, 1)")
+    need(0 <= local_test < 1, "data.local_test", local_test, "a number in [0, 1)")
     need(isinstance(auxiliary, int) and auxiliary >= 0, "data.auxiliary", auxiliary, "a whole number, 0 or above")
     known = all(0 <= label < classes for label in minority or ())
     need(known, "data.minority", minority, f"class numbers from 0 to {classes - 1}")
@@ -140,3 +154,17 @@ def _hold_out(
         held.append(mine[:count])
     rows = np.sort(np.concatenate(held))
     return np.setdiff1d(pool, rows, assume_unique=True), rows
+
+
+def _held_by_clients(y: np.ndarray, offsets: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Return a mask of the samples that clients hold out, each from its own samples, as a real site would."""
+    held = np.zeros(len(y), dtype=bool)
+    for low, high in itertools.pairwise(offsets.tolist()) if share else ():
+        held[low:high] = holdout(y[low:high], share, seed, np.zeros(high - low, np.int64))
+    return held
+
+
+def _offsets(offsets: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return where each client's samples begin among the chosen ones."""
+    counts: np.ndarray = np.concatenate([[0], np.cumsum(chosen)])[offsets]
+    return counts.astype(np.int64)

@@ -21,7 +21,7 @@ from torch import Tensor
 from equipoise.core import tree
 from equipoise.core.chain import Chain
 from equipoise.core.client import Task
-from equipoise.core.errors import TrainingError
+from equipoise.core.errors import ConfigError, TrainingError
 from equipoise.core.federation import Federation, Split
 from equipoise.core.local import Local
 from equipoise.core.method import Method
@@ -143,6 +143,29 @@ class Flower(Simulator):
         asked: list[_Asked] = [(client, header, {}) for client in ids]
         answers = [reply["answer"] for _, reply in self._exchange("ask", asked, common, expected, everyone=everyone)]
         return tree.stack(answers) if rows else _sum(answers)
+
+    def trial(
+        self,
+        question: Question,
+        params: Tree,
+        buffers: Tree,
+        chain: Chain,
+        *,
+        clients: Tensor | None = None,
+        rows: bool = False,
+    ) -> Tree:
+        if rows:
+            raise ConfigError(
+                "rows = True: a site tries the model on its own samples for a sum; expected rows = False"
+            )
+        ids = (self.fed.eligible if clients is None else clients).tolist()
+        asked: list[_Asked] = [(client, {"question": write_question(question)}, {}) for client in ids]
+        model = {"params": params, "buffers": buffers}
+        return _sum([r["answer"] for _, r in self._exchange("trial", asked, model, self._trial_like(question))])
+
+    @property
+    def tried_on(self) -> str:
+        return "held out" if self.agreement.held_out else "training"
 
     def score(self, question: Question, params: Tree, buffers: Tree, split: Split | None) -> Tree:
         if split is not None:
@@ -311,6 +334,15 @@ class Flower(Simulator):
             params, buffers = self.place(network.params), self.place(network.buffers)
             answers, _ = stage.engine.answers(question, params, buffers, stage.ids, owner, msg)
             self._expected[key] = {"answer": tree.rows(answers, 0)}
+        return self._expected[key]
+
+    def _trial_like(self, question: Question) -> Tree:
+        """A tree like the reply to a trial, from a rehearsal with two blank samples."""
+        key = ("trial", question)
+        if key not in self._expected:
+            network, engine = self.fed.network, self._rehearsal(self.chain).engine
+            params, buffers = self.place(network.params), self.place(network.buffers)
+            self._expected[key] = {"answer": engine.trial(question, params, buffers, self.chain)}
         return self._expected[key]
 
     def _rehearsal(self, chain: Chain) -> _Rehearsal:

@@ -28,7 +28,7 @@ from equipoise.deploy.roll import Roll
 from equipoise.deploy.transport.carrier import Carrier
 from equipoise.methods.registry import parse
 from equipoise.runs import run
-from equipoise.runs.config import Config
+from equipoise.runs.config import SITES, Config
 from equipoise.runs.federate import label
 from equipoise.runs.folder import RunFolder
 from equipoise.runs.run import Watch
@@ -43,6 +43,10 @@ def check(config: Config) -> None:
     train = config.train
     if train.precision not in ("auto", "float32", "float64"):
         raise ConfigError(f"train.precision = {train.precision!r}: with real sites, expected float32 or float64")
+    if config.data.source == SITES and config.data.local_test:
+        raise ConfigError(
+            f"data.local_test = {config.data.local_test}: a real site holds out the share deploy.held_out; expected 0"
+        )
     if train.patience is not None and not config.deploy.held_out:
         raise ConfigError(f"train.patience = {train.patience}: expected deploy.held_out above 0")
 

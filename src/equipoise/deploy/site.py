@@ -98,7 +98,13 @@ class Site:
         if request.kind == "moments":
             return self._moments(request)
         run = self._run_for(request.header)
-        answers = {"train": run.train, "ask": run.ask, "score": run.score, "resample": run.resample}
+        answers = {
+            "train": run.train,
+            "ask": run.ask,
+            "trial": run.trial,
+            "score": run.score,
+            "resample": run.resample,
+        }
         if request.kind == "deliver":
             return self._receive_model(request, run, limit)
         if request.kind not in answers:
@@ -244,6 +250,24 @@ class _SiteRun:
         answers, memory = engine.answers(question, model["params"], model["buffers"], self.ids, owner, parts["msg"])
         engine.memory.put(self.ids, memory)
         return self._reply(header, {"answer": tree.rows(answers, 0)})
+
+    def trial(self, request: Packet, limit: int) -> Packet:
+        """Try the model, as this site uses it itself, on the samples that it holds out or, where the sites of the run
+        hold out none, on its training samples. What methods keep stays as it is."""
+        question = read_question(request.header["question"])
+        parts = self._unpack(request, limit)
+        self._load_memories(request.header)
+        engine, held, model = self.engine, self.engine.fed.test, (parts["params"], parts["buffers"])
+        if not self.agreement.held_out:
+            answer = engine.trial(question, *model, self.chain)
+        elif held is not None:
+            x, y = held.x.to(engine.device), held.y.to(engine.device)
+            every = torch.ones_like(y, dtype=torch.bool)
+            answers = engine.tried(question, *model, self.chain, self.ids, x[None], y[None], every[None])
+            answer = tree.rows(answers, 0)
+        else:  # this site has so few samples that none is held out, and adds nothing to the sum
+            answer = tree.zeros(engine.trial(question, *model, self.chain))
+        return pack("reply", {}, {"answer": answer})
 
     def score(self, request: Packet, limit: int) -> Packet:
         question = read_question(request.header["question"])

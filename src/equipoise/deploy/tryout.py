@@ -84,13 +84,14 @@ def share(config: Config, sites: int, folder: Path) -> list[Path]:
 
 
 def divided(config: Config, sites: int) -> Config:
-    """The config with a partition among `sites` clients; data that have owners stay with their owners."""
+    """The config with a partition among `sites` clients; data that have owners stay with their owners. What a site
+    holds out is decided at the site, by deploy.held_out."""
     partition: Any = config.data.partition
     if getattr(partition, "clients", None) is not None:
         partition = replace(partition, clients=sites)
     if config.train.cohort is not None and isinstance(config.train.cohort, int) and config.train.cohort > sites:
         raise ConfigError(f"train.cohort = {config.train.cohort}: expected at most {sites}, the number of sites")
-    data = config.data.model_copy(update={"partition": partition})
+    data = config.data.model_copy(update={"partition": partition, "local_test": 0.0})
     return config.model_copy(update={"data": data})
 
 

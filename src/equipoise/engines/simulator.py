@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from equipoise.core import random, tree
-from equipoise.core.client import Task, Visit
+from equipoise.core.client import Task, Trial, Visit, personal
 from equipoise.core.errors import ConfigError, TrainingError
 from equipoise.core.federation import Federation, Split
 from equipoise.core.local import Local
@@ -147,24 +148,42 @@ class Simulator:
     ) -> Tree:
         """The sum of the clients' answers; with `rows`, one row per client in the order given."""
         ids = self.fed.eligible if clients is None else clients
-        sizes = self.sizes(ids)
-        by_size = sizes.argsort(descending=True, stable=True)
-        kept: list[Tree] = []
-        total: Tree = {}
-        for part in _chunks(by_size, sizes, most=8192 if self.device.type == "cpu" else 1 << 17):
-            answers, memory = self.answers(question, params, buffers, ids[part], owner, msg or {})
-            self.memory.put(ids[part], memory)
-            sent = (params, buffers, msg or {}) if question.needs_model else (msg or {},)
-            self.traffic.update(down=len(part) * sum(map(tree.nbytes, sent)), up=tree.nbytes(answers))
-            if rows:
-                kept.append(tree.map(torch.clone, answers))  # a recorded program overwrites its outputs
-            else:
-                some = tree.map(lambda leaf: leaf.sum(0), answers)
-                total = tree.add(total, some) if total else some
-        if not rows:
-            return total
-        back = by_size.argsort().to(self.device)
-        return tree.map(lambda *parts: torch.cat(parts)[back], *kept)
+        sent = (params, buffers, msg or {}) if question.needs_model else (msg or {},)
+
+        def answer(some: Tensor) -> Tree:
+            answers, memory = self.answers(question, params, buffers, some, owner, msg or {})
+            self.memory.put(some, memory)
+            return answers
+
+        return self._gather(answer, ids, self.sizes(ids), sum(map(tree.nbytes, sent)), rows)
+
+    @torch.no_grad()
+    def trial(
+        self,
+        question: Question,
+        params: Tree,
+        buffers: Tree,
+        chain: Chain,
+        *,
+        clients: Tensor | None = None,
+        rows: bool = False,
+    ) -> Tree:
+        """The clients' answers about the model as each uses it itself, on the samples that it holds out or, where no
+        client holds out any, on its training samples; memories stay as they are."""
+        fed, store, offsets = self.fed, self.store, self.offsets
+        ids = fed.tried if clients is None else clients[torch.isin(clients, fed.tried)]
+        if fed.held_offsets is not None and fed.held_indices is not None:
+            offsets = fed.held_offsets
+            store = store._replace(indices=fed.held_indices.to(self.device), copies=None)
+        sizes = offsets[ids + 1] - offsets[ids]
+
+        def answer(some: Tensor) -> Tree:
+            n = offsets[some + 1] - offsets[some]
+            first = to_device(offsets[some], self.device)
+            x, y, mask, _ = store.all_data(first, to_device(n, self.device), int(n.max()))
+            return self.tried(question, params, buffers, chain, some, x, y, mask)
+
+        return self._gather(answer, ids, sizes, tree.nbytes(params) + tree.nbytes(buffers), rows)
 
     def score(self, question: Question, params: Tree, buffers: Tree, split: Split | None) -> Tree:
         """The totals of a question over samples that are held apart from training."""
@@ -181,6 +200,10 @@ class Simulator:
     def metrics(self) -> dict[str, float]:
         """Numbers of the engine worth a line in the log of the run."""
         return {}
+
+    @property
+    def tried_on(self) -> str:
+        return "training" if self.fed.held_indices is None else "held out"
 
     @property
     def width(self) -> int:
@@ -230,6 +253,25 @@ class Simulator:
         return self.store.inputs(x)
 
     # -- how it is done ----------------------------------------------------------------------------------------------
+    def _gather(self, answer: Callable[[Tensor], Tree], ids: Tensor, sizes: Tensor, down: int, rows: bool) -> Tree:
+        """The clients' answers, asked for in chunks of clients of similar size: their sum or, with `rows`, one row
+        per client in the order given. `down` bytes go to each client."""
+        by_size = sizes.argsort(descending=True, stable=True)
+        kept: list[Tree] = []
+        total: Tree = {}
+        for part in _chunks(by_size, sizes, most=8192 if self.device.type == "cpu" else 1 << 17):
+            answers = answer(ids[part])
+            self.traffic.update(down=len(part) * down, up=tree.nbytes(answers))
+            if rows:
+                kept.append(tree.map(torch.clone, answers))  # a recorded program overwrites its outputs
+            else:
+                some = tree.map(lambda leaf: leaf.sum(0), answers)
+                total = tree.add(total, some) if total else some
+        if not rows:
+            return total
+        back = by_size.argsort().to(self.device)
+        return tree.map(lambda *parts: torch.cat(parts)[back], *kept) if kept else {}
+
     def _check_lanes(self, plan: Tensor, chain: Chain) -> None:
         """Refuse a client that keeps a memory and stands in two lanes: lanes train side by side, and one of its two
         changes of the memory would be lost."""
@@ -343,6 +385,34 @@ class Simulator:
         answers, new = self.reply(question, inputs, int(n.max()))
         return answers, {owner: new} if owner else {}
 
+    def tried(
+        self,
+        question: Question,
+        params: Tree,
+        buffers: Tree,
+        chain: Chain,
+        ids: Tensor,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+    ) -> Tree:
+        """The answers of some clients, one row each, about the model as they use it themselves for these samples."""
+        own = bool(chain.having("personal"))
+        seen = self._forward(
+            params, buffers, x.flatten(0, 1), question.needs_features or (own and chain.reads_features)
+        )
+        logits, *features = (values.view(*y.shape, -1) for values in seen)
+        if own:
+            task = Task(chain, self.fed.network, chain.local(self.fed.local), self.autocast)
+            n, memory = to_device(self.sizes(ids), self.device), self.memory.get(ids, (m.name for m in chain))
+            trial = Trial(params, buffers, memory, n, self.inputs(x), mask, *features)
+            axes: Any = Trial(None, None, 0, 0, 0, 0, *[0 for _ in features])  # type: ignore[arg-type]
+            with arithmetic(self.device, self.precision):
+                logits = torch.vmap(partial(personal, task), in_dims=(axes, 0))(trial, logits)
+        totals = torch.vmap(question.measure)(logits, y, mask, *(features if question.needs_features else ()))
+        answers, _ = torch.vmap(question.answer, in_dims=(0, 0, None, None))(totals, mask.sum(1), {}, {})
+        return answers
+
     def reply(self, question: Question, inputs: Tree, most: int) -> tuple[Tree, Tree]:
         """The answers of some clients and their new memories; the largest client has `most` samples."""
         totals: Tree = {}
@@ -357,9 +427,9 @@ class Simulator:
         answers, new = answer(totals, inputs["n"], inputs["msg"], inputs["own"])
         return answers, new
 
-    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+    def outputs(self, params: Tree, buffers: Tree, x: Tensor, chunk: int = 4096) -> Tensor:
         """The model's outputs for raw samples, in evaluation mode."""
-        return self._forward(params, buffers, x)[0]
+        return self._forward(params, buffers, x, chunk=chunk)[0]
 
     @torch.no_grad()
     def _forward(

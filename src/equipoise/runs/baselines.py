@@ -30,7 +30,16 @@ def merge_clients(fed: Federation) -> Federation:
     if local.steps_per_epoch is not None or local.batch == "full":
         mean = torch.tensor(max(1, len(rows) // max(1, len(fed.eligible))))
         local = replace(local, batch=int(local.batches(mean)[0]), steps_per_epoch=None)
-    return replace(fed, offsets=torch.tensor([0, len(rows)]), indices=rows, cohort=0, local=local, roster=None)
+    held = None if fed.held_indices is None else torch.tensor([0, len(fed.held_indices)])
+    return replace(
+        fed,
+        offsets=torch.tensor([0, len(rows)]),
+        indices=rows,
+        held_offsets=held,
+        cohort=0,
+        local=local,
+        roster=None,
+    )
 
 
 @torch.no_grad()

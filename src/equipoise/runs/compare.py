@@ -74,7 +74,7 @@ def run_or_resume(config: Config, folder: Path, watch: Watch, seat: Seat | None 
     """Start a run, or resume it if its folder exists already."""
     if not (folder / "config.json").exists():
         return run.run(config, folder, watch, seat)
-    if read_config(folder) != config.to_dict():
+    if Config.from_dict(read_config(folder)) != config:
         raise ConfigError(f"{folder} holds a run of another config: choose another --out, or remove that folder")
     return run.resume(folder, watch, seat)
 

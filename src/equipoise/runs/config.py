@@ -98,6 +98,8 @@ class DataTable(Table):
     imbalance: Annotated[Any, *_one_registered("data.imbalance", IMBALANCES)] = IMBALANCES["none"]()
     partition: Annotated[Any, *_one_registered("data.partition", PARTITIONS)] = PARTITIONS["iid"](clients=10)
     validation: Fraction = 0.0  # share of the training pool held out for selection and early stopping
+    # Share of its samples that each client holds out, on which its own accuracy is taken.
+    local_test: Fraction = 0.0
     # Samples of each class that the server holds.
     auxiliary: Annotated[int, Field(ge=0, description="a whole number, 0 or above")] = 0
     # Class numbers or names; the default is all classes with less than half the mean count.

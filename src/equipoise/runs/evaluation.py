@@ -1,4 +1,4 @@
-"""Evaluates a model: on test samples, and on the training samples of each client."""
+"""Evaluates a model: on test samples, and by each client on samples of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.core.chain import Chain
 from equipoise.core.engine import Engine
 from equipoise.core.federation import Split
 from equipoise.core.questions import Question, cross_entropy
@@ -67,7 +68,7 @@ def confusion_matrix(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Fit(Question):
-    """A client's mean loss and accuracy on its own training samples."""
+    """A client's mean loss and accuracy on samples of its own."""
 
     def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
         right = (outputs.argmax(-1) == y) & mask
@@ -77,12 +78,37 @@ class _Fit(Question):
         return {"loss": totals["loss"] / n, "accuracy": totals["accuracy"] / n}, memory
 
 
-@torch.no_grad()
-def across_clients(engine: Engine, params: Tree, buffers: Tree, most: int = 10_000) -> dict[str, Any]:
-    """Return how loss and accuracy on their own training samples vary over the first `most` clients.
+@dataclass(frozen=True)
+class Accuracies(Question):
+    """The sums from which the mean and the standard deviation of the clients' accuracies are computed."""
 
-    This is possible only in a simulation: it needs the values of single clients.
+    def measure(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        return {"right": ((outputs.argmax(-1) == y) & mask).sum()}
+
+    def answer(self, totals: Tree, n: Tensor, msg: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        accuracy = totals["right"].double() / n
+        return {"accuracy": accuracy, "squared": accuracy**2, "clients": torch.ones_like(n)}, memory
+
+
+@torch.no_grad()
+def across_clients(engine: Engine, params: Tree, buffers: Tree, chain: Chain, most: int = 10_000) -> dict[str, Any]:
+    """Return how the model, as each client uses it itself, does on samples of the clients' own.
+
+    In a simulation, this is the spread of loss and accuracy over the first `most` clients that have such samples.
+    Real sites send sums only, from which the mean and the standard deviation of their accuracies are computed.
+    `client_samples` says which samples they are: those that clients hold out, or their training samples.
     """
-    clients = engine.fed.eligible[:most]
-    rows = engine.ask(_Fit(), params, buffers, clients=clients, rows=True)
-    return {f"client_{name}": metrics.spread(values.tolist()) for name, values in rows.items()}
+    on = {"client_samples": engine.tried_on}
+    if engine.holds_out:
+        return on | {"client_accuracy": _from_sums(engine.trial(Accuracies(), params, buffers, chain))}
+    rows = engine.trial(_Fit(), params, buffers, chain, clients=engine.fed.tried[:most], rows=True)
+    return on | {f"client_{name}": metrics.spread(values.tolist()) for name, values in rows.items()}
+
+
+def _from_sums(sums: Tree) -> dict[str, float | None]:
+    """Return mean and standard deviation over clients; of one client alone, nothing."""
+    count = int(sums["clients"])
+    if count < 2:
+        return {"mean": None, "std": None, "count": count}
+    mean = float(sums["accuracy"]) / count
+    return {"mean": mean, "std": max(0.0, float(sums["squared"]) / count - mean**2) ** 0.5, "count": count}

@@ -29,6 +29,7 @@ def federate(config: Config) -> Federation:
         seed=config.train.seed,
         validation=table.validation,
         auxiliary=table.auxiliary,
+        local_test=table.local_test,
         kind=models.kind(config.model.name, pool.x.shape[1:], classes, **config.model.options),
         minority=None if table.minority is None else tuple(label(name, pool.classes) for name in table.minority),
     )

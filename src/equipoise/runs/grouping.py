@@ -21,7 +21,7 @@ Work = Callable[[Seat | None], T]  # a run, called with its place among the runs
 # The most at the same time: runs, clients of a round, and parameters of these clients.
 RUNS, CLIENTS, NUMBERS = 16, 400, 100_000_000
 # Keys of [data] that change which client holds which samples, but not the computation. The seed is another such key.
-DIVISION = ("imbalance", "partition", "minority", "validation", "auxiliary")
+DIVISION = ("imbalance", "partition", "minority", "validation", "local_test", "auxiliary")
 
 
 def side_by_side(works: Sequence[Work[T]]) -> Iterable[tuple[int, T]]:

@@ -85,6 +85,10 @@ def ledger(method: Method, fed: Federation | None = None) -> list[Entry]:
         for k, v in answer.items():
             meaning = who.words.get(k, "") or f"answer to {question}"
             entries.append(Entry("sends", f"{owner}: {k}", size.of(v), meaning + ("" if rows else "; summed")))
+    own = (
+        "at the end, how well it does with the model on samples that it holds out: accuracy, its square and 1; summed"
+    )
+    entries.append(Entry("sends", "its own accuracy", "3 numbers", own))
     for m in chain:
         kept = m.remember(state.params, len(fed.classes))
         entries += [Entry("keeps", f"{m.name}: {k}", size.of(v), m.words.get(k, "")) for k, v in kept.items()]

@@ -125,9 +125,9 @@ def train_in_folder(config: Config, fed: Federation, engine: Engine, folder: Run
     _export(config, fed, folder.path, training)
     notes = training.notes
     result = {"method": str(config.method), "last": record, "best": notes["best"], "reached": notes["reached"]}
-    if not engine.holds_out:  # real sites send sums only, from which no spread over clients can be computed
-        result["across_clients"] = across_clients(engine, training.state.params, training.state.buffers)
-    engine.deliver(training.state.params, training.state.buffers)
+    state = training.state
+    result["across_clients"] = across_clients(engine, state.params, state.buffers, training.chain)
+    engine.deliver(state.params, state.buffers)
     return _finish(folder, result, began)
 
 
@@ -195,4 +195,5 @@ def describe(fed: Federation) -> dict[str, Any]:
         "parameters": tree.count(fed.network.params),
         "test": 0 if fed.test is None else len(fed.test),
         "validation": 0 if fed.validation is None else len(fed.validation),
+        "local_test": 0 if fed.held_indices is None else len(fed.held_indices),
     }

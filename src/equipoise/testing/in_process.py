@@ -54,10 +54,11 @@ class Direct:
 
 def without_samples(fed: Federation) -> Federation:
     """The federation as a server has it: no sample of the clients, nor how many they have."""
+    fed = replace(fed, held_offsets=None, held_indices=None)
     return replace(fed, x=fed.x[:0], y=fed.y[:0], indices=fed.indices[:0], offsets=torch.arange(fed.clients + 1))
 
 
-def site_engine(fed: Federation, chain: Chain, folder: Path, model: str) -> Flower:
+def site_engine(fed: Federation, chain: Chain, folder: Path, model: str, held_out: float = 0.0) -> Flower:
     """The engine of real sites over the clients of a federation; `model` names its network as a config would."""
     names = tuple(f"site_{client}" for client in range(fed.clients))
     own = tuple(written_name(type(method)) for method in chain)
@@ -83,7 +84,7 @@ def site_engine(fed: Federation, chain: Chain, folder: Path, model: str) -> Flow
         method=str(chain),
         precision="float64",
         seed=fed.seed,
-        held_out=0.0,
+        held_out=held_out,
     )
     hasty = Patience(deadline=60.0, wait=0.0, minimum=1)
     return Flower(without_samples(fed), agreement, Direct(sites), Roll(names), patience=hasty)
